@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# What every target of the project shares: warnings, sanitizers, include root, and how a test is declared.
+
+add_library(oscar_options INTERFACE)
+target_include_directories(oscar_options INTERFACE
+  ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/proto/include ${PROJECT_BINARY_DIR})
+target_compile_definitions(oscar_options INTERFACE _GNU_SOURCE OSCAR_VERSION_STRING="${PROJECT_VERSION}")
+target_compile_options(oscar_options INTERFACE
+  -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wformat=2 -Wundef -Wwrite-strings
+  -ffp-contract=off -fno-math-errno -fno-trapping-math $<$<BOOL:${OSCAR_WERROR}>:-Werror>)
+if(OSCAR_SANITIZE)
+  target_compile_options(oscar_options INTERFACE -fsanitize=${OSCAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(oscar_options INTERFACE -fsanitize=${OSCAR_SANITIZE})
+endif()
+
+# oscar_library(NAME SOURCES... ): a static library of one room.
+function(oscar_library name)
+  add_library(${name} STATIC ${ARGN})
+  target_link_libraries(${name} PUBLIC oscar_options)
+endfunction()
+
+# oscar_test(NAME [LABEL unit|integration] SOURCES ... LIBS ...): one cmocka program, run by ctest from the source directory.
+function(oscar_test name)
+  cmake_parse_arguments(T "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  if(NOT T_LABEL)
+    set(T_LABEL unit)
+  endif()
+  if(NOT T_TIMEOUT)
+    set(T_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${T_SOURCES})
+  target_link_libraries(${name} PRIVATE oscar_options ${T_LIBS} PkgConfig::CMOCKA)
+  target_compile_definitions(${name} PRIVATE OSCAR_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" OSCAR_BUILD_DIR="${PROJECT_BINARY_DIR}")
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${T_TIMEOUT})
+endfunction()

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A backend: one const table of functions that reaches one accelerator's memory, streams and kernels. The daemon, the client
+ * and every test run unchanged on each of them. `host` (kernels/host) serves from CPU memory on any Linux machine.
+ *
+ * Conventions. Return values are 0 or a negative oscar error. "Enqueues" means: returns at once; the work runs in stream
+ * order; pointers in the arguments, and what they point to, must stay valid until the stream has passed them, unless the
+ * field says "copied". A NULL stream runs the work before the call returns, in the calling thread. Work that fails
+ * inside a stream is reported by the stream's next oscar_device_ops.stream_status.
+ * Positions are absolute token positions: page index * 64 + row.
+ */
+#ifndef OSCAR_DEVICE_H
+#define OSCAR_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "oscar/geometry.h"
+#include "proto/calibration.h"
+#include "proto/cause.h"
+#include "proto/page.h"
+
+struct oscar_device; /* one opened accelerator */
+struct oscar_chunk;  /* one allocation (its owner's view) or one imported mapping */
+struct oscar_range;  /* a reserved address range in which chunks are mapped at fixed offsets */
+struct oscar_stream_impl; /* an in-order queue of work */
+
+/* A fence slot: a 64-bit counter in host memory shared by one worker and the daemon. Only the worker's stream raises it. */
+typedef _Atomic uint64_t oscar_fence_slot;
+
+struct oscar_stream_options {
+    uint32_t threads;    /* CPU threads that one call may use on the host backend, >= 1; ignored on a GPU */
+    bool asynchronous;   /* host: work runs in a thread of the stream's own; false: inside each call */
+    bool low_priority;   /* the daemon's own streams */
+    void *native;        /* cuda: the caller's CUstream, or NULL to make one */
+};
+
+/* K and V of `tokens` consecutive tokens for one layer, as the worker has them: element (token, head, dim) lies at
+ * data + token*token_stride + head*head_stride + dim, strides in elements. dtype as in the geometry. */
+struct oscar_rows {
+    const void *data;
+    int64_t token_stride;
+    int64_t head_stride;
+};
+
+struct oscar_store_args {
+    const struct oscar_geometry *geometry;       /* copied */
+    const struct oscar_calibration *calibration; /* outlives the stream's work */
+    uint32_t layer;
+    uint32_t tokens;
+    uint32_t first_row;      /* row of the first token in pages[0], 0..63 */
+    uint8_t *const *pages;   /* copied: addresses of the dense pages that the tokens fall in, in order */
+    struct oscar_rows k, v;
+};
+
+struct oscar_pack_item {
+    const uint8_t *dense; /* one dense page, all layers and heads */
+    uint8_t *packed;      /* where the packed page goes */
+    uint64_t position;    /* of its row 0: a multiple of 64 */
+    int32_t *status;      /* written: 0, or OSCAR_ERR_NOT_FINITE (then `packed` is undefined and must not be published) */
+};
+
+/* An address space of pages of one form: page id lies at base + id * stride. */
+struct oscar_arena_view {
+    const uint8_t *base;
+    uint64_t stride;
+};
+
+/* One sequence of a ragged batch. Query row i (0..rows-1) stands at position tokens - rows + i and sees positions <= its own
+ * (causal); so decode is rows = 1 and prefill is rows = the new tokens. Row i, query head h at
+ * q + i*q_row_stride + h*q_head_stride (elements); `out` likewise. */
+struct oscar_attend_item {
+    const oscar_page_ref *pages; /* page table: entry p holds positions 64p..64p+63; ceil(tokens/64) valid entries */
+    uint32_t tokens;             /* attend over the first `tokens` tokens; >= rows; 0 gives out = 0 and lse = -inf */
+    uint32_t rows;
+    const void *q;
+    int64_t q_row_stride, q_head_stride;
+    void *out;
+    int64_t out_row_stride, out_head_stride;
+    float *lse;                  /* [rows][query_heads] natural-log log-sum-exp of the scaled scores, or NULL */
+};
+
+struct oscar_attend_args {
+    const struct oscar_geometry *geometry;       /* copied */
+    const struct oscar_calibration *calibration;
+    struct oscar_arena_view arenas[OSCAR_FORMS]; /* by enum oscar_form */
+    uint32_t layer;
+    float softmax_scale;
+    uint32_t items;
+    const struct oscar_attend_item *item; /* copied; the page tables are read when the work runs */
+};
+
+struct oscar_device_ops {
+    const char *name; /* "host", "cuda" */
+
+    /* --- device --- */
+    /* `id` NULL or "" for the default one; a UUID on cuda. */
+    int (*device_open)(const char *id, struct oscar_device **ret, struct oscar_cause *cause);
+    void (*device_close)(struct oscar_device *device);
+    /* Printable, stable name that two processes may compare ("host", "GPU-<uuid>"). */
+    const char *(*device_id)(const struct oscar_device *device);
+    /* One line for logs: what runs here ("host, avx512-vnni, 16 cores"). */
+    const char *(*device_summary)(const struct oscar_device *device);
+    size_t (*granularity)(const struct oscar_device *device); /* chunk sizes are multiples of it */
+
+    /* --- memory --- */
+    /* Daemon: new zeroed memory, mapped read-write at *chunk_address. */
+    int (*chunk_create)(struct oscar_device *device, uint64_t bytes, struct oscar_chunk **ret, struct oscar_cause *cause);
+    /* A new descriptor for another process; with `writable` false it cannot be mapped for writing where the backend can
+     * enforce that (host: a read-only descriptor of a memfd sealed against resizing). Caller closes it. */
+    int (*chunk_export)(struct oscar_chunk *chunk, bool writable, int *ret_fd, struct oscar_cause *cause);
+    /* A descriptor that carries the memory itself, for a keeper to hold. Caller closes it. */
+    int (*chunk_descriptor)(struct oscar_chunk *chunk, int *ret_fd, struct oscar_cause *cause);
+    /* Adopts the descriptor of a chunk made by an earlier process (engine restart): mapped read-write. Takes `fd`. */
+    int (*chunk_adopt)(struct oscar_device *device, int fd, uint64_t bytes, struct oscar_chunk **ret, struct oscar_cause *cause);
+    uint8_t *(*chunk_address)(const struct oscar_chunk *chunk);
+    /* Unmaps and closes; a created chunk's memory goes back to the system even where importers still have it mapped, if
+     * the backend can (host: the hole is punched). NULL is fine. */
+    void (*chunk_free)(struct oscar_chunk *chunk);
+
+    /* Client: a range for `bytes` bytes of chunks; unmapped parts fault. */
+    int (*range_reserve)(struct oscar_device *device, uint64_t bytes, struct oscar_range **ret, struct oscar_cause *cause);
+    uint8_t *(*range_address)(const struct oscar_range *range);
+    /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it). */
+    int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable, struct oscar_cause *cause);
+    int (*range_unmap)(struct oscar_range *range, uint64_t offset, uint64_t bytes);
+    void (*range_free)(struct oscar_range *range);
+
+    /* --- streams and fences --- */
+    int (*stream_open)(struct oscar_device *device, const struct oscar_stream_options *options, struct oscar_stream_impl **ret,
+                       struct oscar_cause *cause);
+    void (*stream_close)(struct oscar_stream_impl *stream); /* waits for its work */
+    /* Waits until all enqueued work is done: 0, OSCAR_ERR_TIMEOUT, or the first failure of that work. */
+    int (*stream_wait)(struct oscar_stream_impl *stream, uint64_t timeout_ns);
+    /* First failure of work done so far, then cleared; never waits. */
+    int (*stream_status)(struct oscar_stream_impl *stream);
+    /* Enqueues a call of a host function (tests use it to hold a stream up). */
+    int (*stream_call)(struct oscar_stream_impl *stream, void (*function)(void *), void *argument);
+    /* Memory in which fence slots lie, made known to the device before its first use (cuda: cudaHostRegister). */
+    int (*fences_register)(struct oscar_device *device, void *memory, size_t bytes, struct oscar_cause *cause);
+    void (*fences_unregister)(struct oscar_device *device, void *memory);
+    /* Enqueues: raise *slot to value (release order: all earlier work of the stream is visible to who sees it). */
+    int (*fence_signal)(struct oscar_stream_impl *stream, oscar_fence_slot *slot, uint64_t value);
+
+    /* --- work; all enqueue --- */
+    int (*copy)(struct oscar_stream_impl *stream, void *destination, const void *source, uint64_t bytes);
+    /* Rotate rows and write them to dense pages. OSCAR_ERR_NOT_FINITE where a row is out of range
+     * (|x| > OSCAR_MAX_ROW_MAGNITUDE after rotation, NaN): on a NULL or synchronous stream at once, else by stream_status. */
+    int (*store)(struct oscar_stream_impl *stream, const struct oscar_store_args *args);
+    /* Checks that a dense page may be sealed: *status = 0 or OSCAR_ERR_NOT_FINITE. A page that passed always packs. */
+    int (*inspect)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense, int32_t *status);
+    int (*pack)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const struct oscar_calibration *calibration,
+                const struct oscar_pack_item *item, uint32_t items);
+    int (*attend)(struct oscar_stream_impl *stream, const struct oscar_attend_args *args);
+};
+
+/* The backends built in. */
+const struct oscar_device_ops *oscar_device_host(void);
+/* By name; NULL or "auto" takes the best that works here. OSCAR_ERR_UNSUPPORTED. */
+int oscar_device_find(const char *name, const struct oscar_device_ops **ret, struct oscar_cause *cause);
+
+static inline bool oscar_fence_reached(oscar_fence_slot *slot, uint64_t value) {
+    return __atomic_load_n((uint64_t *)slot, __ATOMIC_ACQUIRE) >= value;
+}
+
+#endif

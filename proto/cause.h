@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a failure travels up: a code by return value and, where the caller wants it, its exact cause as text. */
+#ifndef OSCAR_PROTO_CAUSE_H
+#define OSCAR_PROTO_CAUSE_H
+
+#include "oscar/error.h"
+
+#define OSCAR_CAUSE_BYTES 256U
+
+struct oscar_cause {
+    char text[OSCAR_CAUSE_BYTES]; /* empty, or one line without a newline */
+};
+
+/* Writes the formatted cause (cut to fit; `cause` may be NULL) and returns `error`: `return oscar_fail(cause, OSCAR_ERR_IO, "...")`. */
+__attribute__((format(printf, 3, 4))) int oscar_fail(struct oscar_cause *cause, int error, const char *format, ...);
+
+#endif
