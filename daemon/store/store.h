@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store: the prefix tree, the life of a page, sequences, leases, eviction. One thread, no lock, no socket, no clock of its own:
+ * `serve` calls it with plain structs, and it calls back through struct store_hooks. It never blocks: packing, inspecting and
+ * copying of pages run in the worker pool (daemon/pool.h), and their completions come back through store_poll.
+ *
+ * Handles (sequences, leases, models) are 64-bit: index | generation << 32; a stale one is OSCAR_ERR_STALE, another client's is
+ * OSCAR_ERR_NOT_FOUND.
+ */
+#ifndef OSCAR_DAEMON_STORE_H
+#define OSCAR_DAEMON_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "oscar/device.h"
+#include "proto/digest.h"
+#include "proto/window.h"
+#include "proto/wire.h"
+
+struct store;
+struct store_client; /* one connection */
+struct store_model;
+struct store_waiter; /* a parked SeqWait or SeqFork */
+
+struct store_hooks {
+    void *arg;
+    /* A chunk that `client` must map before it sees a reply that refers to it. Called before such a reply's values are returned;
+     * `fd` is the store's: duplicated by the callee. */
+    void (*chunk_announce)(void *arg, void *client_arg, const struct oscar_chunk_info *info, int fd);
+    void (*chunk_gone)(void *arg, void *client_arg, const struct oscar_chunk_info *info);
+    /* A parked call is over: `reply` is complete but for its id. */
+    void (*waiter_done)(void *arg, void *client_arg, uint64_t request_id, const struct oscar_reply *reply);
+    /* incarnation and sequence number are filled in by the callee */
+    void (*event)(void *arg, const struct oscar_event *event);
+};
+
+struct store_options {
+    const struct oscar_device_ops *ops;
+    struct oscar_device *device;
+    uint64_t budget_bytes;   /* of all chunks together */
+    uint64_t chunk_bytes;    /* aim of one chunk; at least one page */
+    uint32_t pack_threads;
+    uint32_t max_sequences, max_leases; /* of one client */
+    uint64_t hash_seed;      /* secret; tests force one */
+    bool hash_collide;       /* tests: every page hash is the same */
+    struct store_hooks hooks;
+};
+
+int store_new(const struct store_options *options, struct store **ret, struct oscar_cause *cause);
+void store_free(struct store *store); /* waits for the pool */
+
+/* Readable when store_poll has completions to take; and whether fences are being waited for (then the caller polls by timer). */
+int store_event_fd(const struct store *store);
+bool store_fences_pending(const struct store *store);
+void store_poll(struct store *store, uint64_t now_ns);
+
+/* --- models: shared by all clients that open the same identity; calibration is owned by the store from here on --- */
+
+/* Finds or makes the model (identity complete, tenant and calibration digest filled in). `calibration_fd`/`turns_fd`: memfds to be sent to
+ * clients, or -1, owned by the store when it takes the calibration. If the model exists already, calibration and descriptors are freed.
+ * OSCAR_ERR_NO_SPACE when the budget cannot hold one page of each form. */
+int store_model_open(struct store *store, struct store_client *client, const struct oscar_identity *identity,
+                     struct oscar_calibration *calibration, int calibration_fd, int turns_fd, struct oscar_reply *ret_reply, int ret_fd[2],
+                     unsigned *ret_fds, struct oscar_cause *cause);
+int store_model_close(struct store *store, struct store_client *client, uint64_t model, struct oscar_cause *cause);
+/* A loaded calibration of this digest and geometry, if some model has it: then the caller need not load it again. */
+bool store_knows_model(struct store *store, const struct oscar_identity *identity);
+
+/* --- clients --- */
+
+/* `window`, `fences`: the daemon's mappings of the client's memfds; they outlive the client's exit. `group_key` names who may adopt its
+ * leases (user, tenant and group). */
+int store_client_new(struct store *store, void *client_arg, void *window, oscar_fence_slot *fences, const char *group_key,
+                     struct store_client **ret);
+/* The connection ended: sequences and leases close now; whatever its process may still read or write is quarantined until ... */
+void store_client_gone(struct store *store, struct store_client *client);
+/* ... its process has exited (pidfd): then the quarantine ends and the client is freed. Without a pidfd call both. After `gone` the
+ * hooks are not called for it. */
+void store_client_exited(struct store *store, struct store_client *client);
+
+/* --- the verbs: request in, reply out (error codes by return value, reply untouched then). OSCAR_PARKED: the reply comes by
+ * waiter_done. `request` is one of PROBE .. SEQ_CLOSE. Tokens are read from, and updates written to, the client's window. --- */
+#define OSCAR_PARKED 1
+int store_request(struct store *store, struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
+                  struct oscar_reply *ret_reply, struct oscar_cause *cause);
+/* Next time at which a parked call must be timed out (store_poll does it), 0 for none. */
+uint64_t store_next_deadline(const struct store *store);
+
+/* --- operators --- */
+
+struct store_flush {
+    uint64_t pages_freed, bytes_freed, pages_deferred, bytes_deferred;
+};
+void store_flush(struct store *store, const struct oscar_digest *model /* NULL: all */, struct store_flush *ret);
+/* Fills at most `capacity` events (kind STORED, form as now) of pages that can be found, from `cursor` on, parents first;
+ * *ret_next 0 at the end. */
+uint32_t store_snapshot(struct store *store, uint64_t cursor, struct oscar_event *ret_events, uint32_t capacity, uint64_t *ret_next);
+/* The metrics of metrics.h. */
+uint32_t store_metrics(const struct store *store, struct oscar_metric *ret, uint32_t capacity);
+/* Every invariant (free + used = total, reference counts, tree links, heap order, states): 0 or OSCAR_ERR_CORRUPT with the
+ * first violation. Tests call it after every operation. */
+int store_verify(const struct store *store, struct oscar_cause *cause);
+
+#endif
