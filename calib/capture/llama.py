@@ -16,24 +16,15 @@ from errors import CaptureError
 _QUERY_BLOCK = 512  # query rows whose scores are held at a time; bounds memory on long texts
 _LOGIT_BLOCK = 256  # rows whose logits over the vocabulary are held at a time
 
-_LAYER_WEIGHTS = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
-
 
 @dataclass(frozen=True)
 class Shape:
     """Sizes and constants of the model."""
 
     layers: int
+    width: int
+    feed_forward_width: int
+    vocabulary: int
     query_heads: int
     kv_heads: int
     head_size: int
@@ -45,31 +36,60 @@ class Shape:
     def of(cls, field):
         """From GGUF fields; `field(name)` gives a value, or None if the file does not have it."""
 
-        def required(name):
+        def number(name, default=None):
             value = field(f"llama.{name}")
-            if value is None:
-                raise CaptureError(f"the GGUF file lacks the field llama.{name}")
+            value = default if value is None else value
+            if not isinstance(value, (int, float)):
+                raise CaptureError(f"llama.{name} must be one number in the GGUF file, it is {value!r}")
             return value
 
         if field("general.architecture") != "llama":
-            raise CaptureError(
-                f"unsupported architecture {field('general.architecture')!r} (supported: 'llama')"
-            )
-        query_heads = required("attention.head_count")
-        head_size = field("llama.attention.key_length") or required("embedding_length") // query_heads
-        if (field("llama.rope.dimension_count") or head_size) != head_size:
-            raise CaptureError("unsupported model: RoPE turns only a part of each head")
+            raise CaptureError(f"unsupported architecture {field('general.architecture')!r} (supported: 'llama')")
         if field("llama.rope.scaling.type") not in (None, "none"):
             raise CaptureError(f"unsupported RoPE scaling {field('llama.rope.scaling.type')!r}")
+        query_heads = number("attention.head_count")
+        head_size = number("attention.key_length", number("embedding_length") // query_heads)
+        if number("rope.dimension_count", head_size) != head_size:
+            raise CaptureError("unsupported model: RoPE turns only a part of each head")
         return cls(
-            layers=required("block_count"),
+            layers=number("block_count"),
+            width=number("embedding_length"),
+            feed_forward_width=number("feed_forward_length"),
+            vocabulary=number("vocab_size"),
             query_heads=query_heads,
-            kv_heads=field("llama.attention.head_count_kv") or query_heads,
+            kv_heads=number("attention.head_count_kv", query_heads),
             head_size=head_size,
-            context_tokens=required("context_length"),
-            rope_base=field("llama.rope.freq_base") or 10000.0,
-            norm_epsilon=required("attention.layer_norm_rms_epsilon"),
+            context_tokens=number("context_length"),
+            rope_base=number("rope.freq_base", 10000.0),
+            norm_epsilon=number("attention.layer_norm_rms_epsilon"),
         )
+
+    def layer_weights(self):
+        """The shapes of a layer's weights, by name: [out, in] of a matrix, [width] of a norm."""
+        q_width, kv_width = self.query_heads * self.head_size, self.kv_heads * self.head_size
+        return {
+            "attn_norm": (self.width,),
+            "attn_q": (q_width, self.width),
+            "attn_k": (kv_width, self.width),
+            "attn_v": (kv_width, self.width),
+            "attn_output": (self.width, q_width),
+            "ffn_norm": (self.width,),
+            "ffn_gate": (self.feed_forward_width, self.width),
+            "ffn_up": (self.feed_forward_width, self.width),
+            "ffn_down": (self.width, self.feed_forward_width),
+        }
+
+    def weights(self):
+        """The shapes of all weights of the model, by their names in the file; output.weight may be absent."""
+        shapes = {
+            "token_embd.weight": (self.vocabulary, self.width),
+            "output_norm.weight": (self.width,),
+            "output.weight": (self.vocabulary, self.width),
+        }
+        for layer in range(self.layers):
+            for name, shape in self.layer_weights().items():
+                shapes[f"blk.{layer}.{name}.weight"] = shape
+        return shapes
 
 
 def halves_order(weight, heads):
@@ -126,19 +146,24 @@ class Llama:
         """`field` as for Shape.of; `tensors` is a dict of name to gguf.ReaderTensor."""
         self.shape = Shape.of(field)
         self._tensors = tensors
-        expected = {"token_embd.weight", "output_norm.weight"}
-        for layer in range(self.shape.layers):
-            expected.update(f"blk.{layer}.{name}.weight" for name in _LAYER_WEIGHTS)
-        missing = sorted(expected - tensors.keys())
-        unused = sorted(tensors.keys() - expected - {"output.weight"})
+        shapes = self.shape.weights()
+        missing = sorted(shapes.keys() - tensors.keys() - {"output.weight"})
+        unused = sorted(tensors.keys() - shapes.keys())
         if missing:
             raise CaptureError(f"the GGUF file lacks the tensor {missing[0]} ({len(missing)} are missing)")
         if unused:
             raise CaptureError(f"unsupported model: tensor {unused[0]} has no place in a plain llama")
+        for name, tensor in tensors.items():
+            found = tuple(int(size) for size in reversed(tensor.shape))  # GGUF names the fastest axis first
+            if found != shapes[name]:
+                raise CaptureError(f"tensor {name} is {list(found)} where the fields ask for {list(shapes[name])}")
 
     def _weight(self, name):
         tensor = self._tensors[name]
-        return dequantize(tensor.data, tensor.tensor_type)
+        try:
+            return dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise CaptureError(f"tensor {name}: {tensor.tensor_type.name} weights cannot be read") from error
 
     def _layer_weight(self, layer, name):
         return self._weight(f"blk.{layer}.{name}.weight")
