@@ -12,12 +12,18 @@
 #include "proto/cause.h"
 #include "proto/digest.h"
 
-#define OSCAR_MAX_PAIRS 16U          /* rotating RoPE pairs a head */
-#define OSCAR_MAX_FREQUENCIES 128U   /* head_dim / 2 at most */
+#define OSCAR_MAX_PAIRS 16U              /* rotating RoPE pairs a head */
+#define OSCAR_MAX_FREQUENCIES 128U       /* head_dim / 2 at most */
 #define OSCAR_MAX_ROW_MAGNITUDE 65000.0F /* of a stored BF16 element: with it no scale or zero can overflow binary16 */
 #define OSCAR_MAX_CENTRE_MAGNITUDE 32000.0F /* bound of |c'(p)| for every p: |s'| + sum(|a'| + |b'|), checked at load */
 
 enum oscar_rotation { OSCAR_ROTATION_MATRIX = 1, OSCAR_ROTATION_HADAMARD = 2 };
+
+#define OSCAR_TURN_ROWS 64U /* = OSCAR_PAGE_TOKENS */
+
+/* What the digest of the built-in default names: change the default, change this text. */
+#define OSCAR_DEFAULT_CALIBRATION_TEXT                                                                                 \
+    "oscard built-in calibration 1: hadamard k v, no centre, nearest, rank k 96 v 92 percent"
 
 /* One (layer, KV head). Pointers lie in the calibration's bytes; d = head_dim. */
 struct oscar_head_calibration {
@@ -29,7 +35,7 @@ struct oscar_head_calibration {
     const float *centre_sin;    /* b' [pairs][d] */
     const int32_t *centre_pair; /* [pairs]: index into omega, the order of P */
     uint32_t pairs;             /* 0..OSCAR_MAX_PAIRS; 0 when centre_static is NULL */
-    uint32_t rank_k, rank_v;    /* clip: the threshold is the element of this rank of |x| ascending, 0..d-1; d-1 = no clip */
+    uint32_t rank_k, rank_v;    /* clip threshold: element of this rank of |x| ascending, 0..d-1; d-1: no clip */
 };
 
 /*
@@ -48,9 +54,9 @@ struct oscar_calibration {
     struct oscar_digest digest; /* BLAKE2b-256 of the file's bytes, or of the built-in default's canonical text */
     uint32_t layers, kv_heads, head_dim;
     enum oscar_rotation rotation_k, rotation_v;
-    uint32_t frequencies; /* 0 when no head has pairs */
-    const double *omega;  /* [frequencies] radians a token */
-    struct oscar_turns turns; /* attached by oscar_calibration_attach_turns; zeros when frequencies is 0 */
+    uint32_t frequencies;                 /* 0 when no head has pairs */
+    const double *omega;                  /* [frequencies] radians a token */
+    struct oscar_turns turns;             /* attached by oscar_calibration_attach_turns; zeros when frequencies is 0 */
     struct oscar_head_calibration *heads; /* [layers * kv_heads], index layer * kv_heads + head */
     struct oscar_safetensors *file;       /* NULL for the default */
 };
@@ -61,22 +67,26 @@ static inline const struct oscar_head_calibration *oscar_calibration_head(const 
 }
 
 /* Hadamard for K and V, no centre, nearest rounding, clip ranks int(.96 d) and int(.92 d). */
-int oscar_calibration_default(const struct oscar_geometry *geometry, struct oscar_calibration **ret, struct oscar_cause *cause);
+int oscar_calibration_default(const struct oscar_geometry *geometry, struct oscar_calibration **ret,
+                              struct oscar_cause *cause);
 
 /*
- * Parses a file's bytes (which must outlive the result) for the geometry. Checks completeness, shapes, finite numbers,
- * max|R R^T - I| <= 1e-4 where `verify` is set (costly: the daemon does it once, off its loop; clients trust the daemon),
- * triangularity, ranks, pair indices and the centre's bound. OSCAR_ERR_CALIBRATION (the tensor and the reason),
- * OSCAR_ERR_CORRUPT, OSCAR_ERR_NO_MEMORY.
+ * Parses a file's bytes (aligned to 8, which must outlive the result) for the geometry. Always checked: metadata, names,
+ * completeness, types, shapes, alignment, ranks and pair indices, so that nothing in the result points outside the bytes.
+ * With `verify` also every number: finite, max|R R^T - I| <= 1e-4, L unit lower triangular, omega, the centre's bound
+ * (costly, 0.1 to 2 s: the daemon does it once, off its loop; clients trust the daemon). OSCAR_ERR_CALIBRATION (the tensor
+ * and the reason), OSCAR_ERR_CORRUPT (no safetensors file), OSCAR_ERR_GEOMETRY, OSCAR_ERR_NO_MEMORY.
  */
 int oscar_calibration_parse(const void *bytes, size_t size, const struct oscar_geometry *geometry, int verify,
                             struct oscar_calibration **ret, struct oscar_cause *cause);
 void oscar_calibration_free(struct oscar_calibration *calibration); /* NULL is fine */
 
-/* Bytes of the turn tables for `pages` pages (0 when the calibration has no pairs), and the two ways to get them. */
+/* Bytes of the turn tables for `pages` pages (0 when the calibration has no pairs), and the two ways to get them. In
+ * memory: row_turn, then page_turn. */
 size_t oscar_turns_bytes(const struct oscar_calibration *calibration, uint32_t pages);
 void oscar_turns_fill(const struct oscar_calibration *calibration, uint32_t pages, void *memory);
 /* `memory` of oscar_turns_bytes(), filled, outlives the calibration. OSCAR_ERR_INVALID if `bytes` is too small. */
-int oscar_calibration_attach_turns(struct oscar_calibration *calibration, const void *memory, size_t bytes, uint32_t pages);
+int oscar_calibration_attach_turns(struct oscar_calibration *calibration, const void *memory, size_t bytes,
+                                   uint32_t pages);
 
 #endif

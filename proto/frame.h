@@ -31,7 +31,8 @@
 enum oscar_record_kind { OSCAR_RECORD_REQUEST = 1, OSCAR_RECORD_REPLY = 2, OSCAR_RECORD_NOTICE = 3 };
 
 /* Writes the header for a payload that follows it. */
-void oscar_record_header(uint8_t ret_header[OSCAR_RECORD_HEADER_BYTES], enum oscar_record_kind kind, unsigned fds, uint32_t payload_bytes);
+void oscar_record_header(uint8_t ret_header[OSCAR_RECORD_HEADER_BYTES], enum oscar_record_kind kind, unsigned fds,
+                         uint32_t payload_bytes);
 
 /* A received record after all checks. */
 struct oscar_record {
@@ -44,15 +45,17 @@ struct oscar_record {
 
 /* Checks what one recvmsg() (flags: MSG_CMSG_CLOEXEC) brought: `message` as filled in by the kernel, `length` its result.
  * On failure every descriptor that came is closed. */
-int oscar_record_parse(const struct msghdr *message, size_t length, struct oscar_record *ret, struct oscar_cause *cause);
+int oscar_record_parse(const struct msghdr *message, size_t length, struct oscar_record *ret,
+                       struct oscar_cause *cause);
 void oscar_record_close_fds(struct oscar_record *record);
 
 /* Prepares a msghdr for sendmsg(): control data for `fds` into `control` (>= OSCAR_RECORD_CONTROL_BYTES). */
-void oscar_record_message(struct msghdr *ret, struct iovec *iov, size_t iovs, void *control, const int *fd, unsigned fds);
+void oscar_record_message(struct msghdr *ret, struct iovec *iov, size_t iovs, void *control, const int *fd,
+                          unsigned fds);
 
 /* Blocking-socket convenience for the client: send one whole record. 0, OSCAR_ERR_DISCONNECTED, OSCAR_ERR_TIMEOUT (after
  * timeout_ms, < 0 forever), OSCAR_ERR_IO. */
-int oscar_record_send(int socket, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd, unsigned fds,
-                      int timeout_ms, struct oscar_cause *cause);
+int oscar_record_send(int socket, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd,
+                      unsigned fds, int timeout_ms, struct oscar_cause *cause);
 
 #endif

@@ -7,12 +7,13 @@
 #include <stdint.h>
 
 #include "oscar/geometry.h"
+
 #include "proto/cause.h"
 
 #define OSCAR_MAX_LAYERS 512U
 #define OSCAR_MAX_KV_HEADS 256U
-#define OSCAR_MAX_GROUP 64U                       /* query heads a KV head */
-#define OSCAR_MAX_PAGE_BYTES (UINT64_C(1) << 31)  /* of one dense page */
+#define OSCAR_MAX_GROUP 64U                      /* query heads a KV head */
+#define OSCAR_MAX_PAGE_BYTES (UINT64_C(1) << 31) /* of one dense page */
 
 /* OSCAR_ERR_GEOMETRY with the field and its bound in `cause` when any dimension is out of range. */
 int oscar_geometry_check(const struct oscar_geometry *geometry, struct oscar_cause *cause);

@@ -71,6 +71,7 @@ struct oscar_code_place oscar_packed_v_place(uint32_t head_dim, uint32_t token, 
 
 /* Plain accessors for tools and tests (`record` is one packed record; side 0 = K, 1 = V). */
 unsigned oscar_packed_code_get(const uint8_t *record, uint32_t head_dim, unsigned side, uint32_t token, uint32_t dim);
-void oscar_packed_code_set(uint8_t *record, uint32_t head_dim, unsigned side, uint32_t token, uint32_t dim, unsigned code);
+void oscar_packed_code_set(uint8_t *record, uint32_t head_dim, unsigned side, uint32_t token, uint32_t dim,
+                           unsigned code);
 
 #endif

@@ -11,11 +11,17 @@
 
 #include "proto/cause.h"
 
-#define OSCAR_SAFETENSORS_MAX_HEADER_BYTES (UINT64_C(64) << 20)
+#define OSCAR_SAFETENSORS_MAX_HEADER_BYTES (UINT64_C(16) << 20) /* a header of 100,000 tensors */
 #define OSCAR_SAFETENSORS_MAX_DIMS 8U
 
 enum oscar_tensor_type {
-    OSCAR_TENSOR_U8, OSCAR_TENSOR_I32, OSCAR_TENSOR_I64, OSCAR_TENSOR_F16, OSCAR_TENSOR_BF16, OSCAR_TENSOR_F32, OSCAR_TENSOR_F64,
+    OSCAR_TENSOR_U8,
+    OSCAR_TENSOR_I32,
+    OSCAR_TENSOR_I64,
+    OSCAR_TENSOR_F16,
+    OSCAR_TENSOR_BF16,
+    OSCAR_TENSOR_F32,
+    OSCAR_TENSOR_F64,
 };
 
 struct oscar_tensor_view {
@@ -26,6 +32,10 @@ struct oscar_tensor_view {
     uint64_t bytes;
     const void *data; /* into the file's bytes; aligned only as the file aligns it */
 };
+
+/* "F32"; and the bytes of one element. */
+const char *oscar_tensor_type_name(enum oscar_tensor_type type);
+uint32_t oscar_tensor_type_bytes(enum oscar_tensor_type type);
 
 struct oscar_safetensors; /* opaque */
 

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "oscar/geometry.h"
+
 #include "proto/page.h"
 
 #define OSCAR_WINDOW_MAGIC UINT32_C(0x5743534f) /* "OSCW" */

@@ -54,17 +54,52 @@ struct oscar_request {
             struct oscar_identity identity; /* calibration and tenant are left zero: the daemon fills them in */
             char calibration[OSCAR_NAME_BYTES];
         } model_open;
-        struct { uint64_t model; } model_close;
-        struct { uint64_t model; uint32_t tokens; bool lease; } probe;
-        struct { uint64_t model; uint8_t secret[OSCAR_LEASE_SECRET_BYTES]; } lease_adopt;
-        struct { uint64_t lease; } lease_close;
-        struct { uint64_t model; uint32_t tokens; bool dense_tail; } seq_open;
-        struct { uint64_t seq; uint32_t timeout_ms; } seq_wait;
-        struct { uint64_t seq; uint32_t tokens; uint64_t fence; } seq_extend;
-        struct { uint64_t seq; uint32_t tokens; } seq_reserve;
-        struct { uint64_t seq; uint32_t tokens; uint64_t fence; } seq_advance;
-        struct { uint64_t seq; uint64_t fence; } seq_fork;
-        struct { uint64_t seq; uint64_t fence; } seq_close;
+        struct {
+            uint64_t model;
+        } model_close;
+        struct {
+            uint64_t model;
+            uint32_t tokens;
+            bool lease;
+        } probe;
+        struct {
+            uint64_t model;
+            uint8_t secret[OSCAR_LEASE_SECRET_BYTES];
+        } lease_adopt;
+        struct {
+            uint64_t lease;
+        } lease_close;
+        struct {
+            uint64_t model;
+            uint32_t tokens;
+            bool dense_tail;
+        } seq_open;
+        struct {
+            uint64_t seq;
+            uint32_t timeout_ms;
+        } seq_wait;
+        struct {
+            uint64_t seq;
+            uint32_t tokens;
+            uint64_t fence;
+        } seq_extend;
+        struct {
+            uint64_t seq;
+            uint32_t tokens;
+        } seq_reserve;
+        struct {
+            uint64_t seq;
+            uint32_t tokens;
+            uint64_t fence;
+        } seq_advance;
+        struct {
+            uint64_t seq;
+            uint64_t fence;
+        } seq_fork;
+        struct {
+            uint64_t seq;
+            uint64_t fence;
+        } seq_close;
     };
 };
 
@@ -89,7 +124,8 @@ struct oscar_reply {
         struct {
             uint32_t major, minor;
             uint64_t features, incarnation, session;
-            char backend[OSCAR_NAME_BYTES], device[OSCAR_NAME_BYTES], tenant[OSCAR_NAME_BYTES], version[OSCAR_NAME_BYTES];
+            char backend[OSCAR_NAME_BYTES], device[OSCAR_NAME_BYTES], tenant[OSCAR_NAME_BYTES],
+                version[OSCAR_NAME_BYTES];
             uint64_t window_bytes, fence_bytes;
         } hello;
         struct {
@@ -104,12 +140,26 @@ struct oscar_reply {
             uint64_t lease; /* 0: none asked for */
             uint8_t secret[OSCAR_LEASE_SECRET_BYTES];
         } probe;
-        struct { uint64_t lease; uint32_t hit_tokens; } lease_adopt;
-        struct { uint64_t seq; uint32_t fence_slot, hit_tokens, in_flight_tokens, updates; } seq_open;
-        struct { uint32_t available_tokens; } seq_wait;
-        struct { uint32_t hit_tokens, in_flight_tokens, updates; } seq_extend;
-        struct { uint32_t reserved_tokens, updates; } seq_reserve;
-        struct { uint32_t committed_tokens, sealed_tokens, updates; } seq_advance;
+        struct {
+            uint64_t lease;
+            uint32_t hit_tokens;
+        } lease_adopt;
+        struct {
+            uint64_t seq;
+            uint32_t fence_slot, hit_tokens, in_flight_tokens, updates;
+        } seq_open;
+        struct {
+            uint32_t available_tokens;
+        } seq_wait;
+        struct {
+            uint32_t hit_tokens, in_flight_tokens, updates;
+        } seq_extend;
+        struct {
+            uint32_t reserved_tokens, updates;
+        } seq_reserve;
+        struct {
+            uint32_t committed_tokens, sealed_tokens, updates;
+        } seq_advance;
         struct {
             uint64_t seq;
             uint32_t fence_slot, committed_tokens, updates, copies;
@@ -146,22 +196,32 @@ int oscar_notice_decode(const uint8_t *bytes, size_t size, struct oscar_notice *
 
 /* --- administration and events (nanomsg) --- */
 
-enum oscar_admin_verb { OSCAR_ADMIN_STATS = 2, OSCAR_ADMIN_FLUSH = 3, OSCAR_ADMIN_VERSION = 4, OSCAR_ADMIN_SNAPSHOT = 5 };
+enum oscar_admin_verb {
+    OSCAR_ADMIN_STATS = 2,
+    OSCAR_ADMIN_FLUSH = 3,
+    OSCAR_ADMIN_VERSION = 4,
+    OSCAR_ADMIN_SNAPSHOT = 5
+};
 
 struct oscar_admin_request {
     uint64_t id;
     enum oscar_admin_verb verb;
-    bool flush_model;          /* FLUSH: only `model` */
+    bool flush_model; /* FLUSH: only `model` */
     struct oscar_digest model;
-    uint64_t cursor;           /* SNAPSHOT */
+    uint64_t cursor; /* SNAPSHOT */
 };
 
-enum oscar_event_kind { OSCAR_EVENT_STORED = 1, OSCAR_EVENT_COMPRESSED = 2, OSCAR_EVENT_REMOVED = 3, OSCAR_EVENT_CLEARED = 4 };
+enum oscar_event_kind {
+    OSCAR_EVENT_STORED = 1,
+    OSCAR_EVENT_COMPRESSED = 2,
+    OSCAR_EVENT_REMOVED = 3,
+    OSCAR_EVENT_CLEARED = 4
+};
 
 struct oscar_event {
     uint64_t incarnation, sequence;
     enum oscar_event_kind kind;
-    bool has_model; /* CLEARED of everything has none */
+    bool has_model;                          /* CLEARED of everything has none */
     struct oscar_digest model, page, parent; /* page and parent: not for CLEARED */
     uint32_t depth;
     enum oscar_form form;
@@ -178,24 +238,30 @@ struct oscar_admin_reply {
     enum oscar_admin_verb verb;
     int error;
     char cause[OSCAR_CAUSE_BYTES];
-    struct { uint64_t pages_freed, bytes_freed, pages_deferred, bytes_deferred; } flush;
+    struct {
+        uint64_t pages_freed, bytes_freed, pages_deferred, bytes_deferred;
+    } flush;
     struct {
         char version[OSCAR_NAME_BYTES], backend[OSCAR_NAME_BYTES], device[OSCAR_NAME_BYTES], io_engine[32];
         uint32_t major, minor;
         uint64_t incarnation;
     } version;
-    struct { uint64_t incarnation, sequence, next_cursor; } snapshot;
-    uint32_t metrics;             /* STATS */
-    struct oscar_metric *metric;  /* decode: malloced, freed by oscar_admin_reply_free; encode: the caller's */
-    uint32_t events;              /* SNAPSHOT */
+    struct {
+        uint64_t incarnation, sequence, next_cursor;
+    } snapshot;
+    uint32_t metrics;            /* STATS */
+    struct oscar_metric *metric; /* decode: malloced, freed by oscar_admin_reply_free; encode: the caller's */
+    uint32_t events;             /* SNAPSHOT */
     struct oscar_event *event;
 };
 
 /* Buffers of any size: encoders allocate *ret_buffer (free()). */
 int oscar_admin_request_encode(const struct oscar_admin_request *request, uint8_t **ret_buffer, size_t *ret_bytes);
-int oscar_admin_request_decode(const uint8_t *bytes, size_t size, struct oscar_admin_request *ret, struct oscar_cause *cause);
+int oscar_admin_request_decode(const uint8_t *bytes, size_t size, struct oscar_admin_request *ret,
+                               struct oscar_cause *cause);
 int oscar_admin_reply_encode(const struct oscar_admin_reply *reply, uint8_t **ret_buffer, size_t *ret_bytes);
-int oscar_admin_reply_decode(const uint8_t *bytes, size_t size, struct oscar_admin_reply *ret, struct oscar_cause *cause);
+int oscar_admin_reply_decode(const uint8_t *bytes, size_t size, struct oscar_admin_reply *ret,
+                             struct oscar_cause *cause);
 void oscar_admin_reply_free(struct oscar_admin_reply *reply);
 int oscar_event_encode(const struct oscar_event *event, uint8_t *buffer, size_t capacity, size_t *ret_bytes);
 int oscar_event_decode(const uint8_t *bytes, size_t size, struct oscar_event *ret, struct oscar_cause *cause);
