@@ -15,8 +15,8 @@ struct oscar_row_scale {
 };
 
 /* c'(position) of K, d values; zeros when the head has no centre. */
-void oscar_codec_centre(const struct oscar_calibration *calibration, const struct oscar_head_calibration *head, uint64_t position,
-                        float *ret_centre);
+void oscar_codec_centre(const struct oscar_calibration *calibration, const struct oscar_head_calibration *head,
+                        uint64_t position, float *ret_centre);
 
 /* x: the row with its centre taken out, d values. `feedback` NULL: nearest rounding. codes: d bytes 0..3.
  * OSCAR_ERR_NOT_FINITE when x holds NaN or Inf or the scale overflows binary16 (outputs untouched). */

@@ -11,9 +11,11 @@ int oscar_reference_pack(const struct oscar_geometry *geometry, const struct osc
                          const struct oscar_pack_item *item, uint32_t items);
 /* Output rows and log-sum-exp in float64: out64 [rows][query_heads][d] and lse64 [rows][query_heads] (either may be NULL) of
  * one item (its q is read in the geometry's dtype; its out and lse are not written). */
-int oscar_reference_attend(const struct oscar_attend_args *args, const struct oscar_attend_item *item, double *out64, double *lse64);
-/* Exact attention over unrotated rows k, v [tokens][kv_heads][d] as float: the ground truth of the whole system. */
-void oscar_reference_exact(const struct oscar_geometry *geometry, const float *k, const float *v, uint32_t tokens, const float *q,
-                           uint32_t rows, float softmax_scale, double *out64, double *lse64);
+int oscar_reference_attend(const struct oscar_attend_args *args, const struct oscar_attend_item *item, double *out64,
+                           double *lse64);
+/* Exact attention over unrotated rows k, v [tokens][kv_heads][d] as float: the ground truth of the whole system. Query row i
+ * (q [rows][query_heads][d]) stands at position tokens - rows + i. All three return 0 or OSCAR_ERR_NO_MEMORY besides. */
+int oscar_reference_exact(const struct oscar_geometry *geometry, const float *k, const float *v, uint32_t tokens,
+                          const float *q, uint32_t rows, float softmax_scale, double *out64, double *lse64);
 
 #endif

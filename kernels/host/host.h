@@ -6,14 +6,16 @@
 #ifndef OSCAR_KERNELS_HOST_HOST_H
 #define OSCAR_KERNELS_HOST_HOST_H
 
+#include "oscar/device.h"
+
 #include "kernels/host/level.h"
 #include "kernels/host/pool.h"
-#include "oscar/device.h"
 
 /* store.c; a row out of range is written all the same, and the result is OSCAR_ERR_NOT_FINITE. */
 int host_store(struct host_pool *pool, enum host_level level, const struct oscar_store_args *args);
 /* 0 or OSCAR_ERR_NOT_FINITE. */
-int host_inspect(struct host_pool *pool, enum host_level level, const struct oscar_geometry *geometry, const uint8_t *dense);
+int host_inspect(struct host_pool *pool, enum host_level level, const struct oscar_geometry *geometry,
+                 const uint8_t *dense);
 
 /* pack.c; the outcome of each page goes to its item's status. OSCAR_ERR_NO_MEMORY. */
 int host_pack(struct host_pool *pool, enum host_level level, const struct oscar_geometry *geometry,

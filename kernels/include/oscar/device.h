@@ -5,8 +5,10 @@
  *
  * Conventions. Return values are 0 or a negative oscar error. "Enqueues" means: returns at once; the work runs in stream
  * order; pointers in the arguments, and what they point to, must stay valid until the stream has passed them, unless the
- * field says "copied". A NULL stream runs the work before the call returns, in the calling thread. Work that fails
- * inside a stream is reported by the stream's next oscar_device_ops.stream_status.
+ * field says "copied". A NULL stream runs the work before the call returns, in the calling thread. Work that fails is
+ * reported once: by the call itself where that does the work (NULL or synchronous stream), else by the stream's next
+ * oscar_device_ops.stream_status or stream_wait. Arguments out of range (a calibration that does not fit the geometry, a
+ * layer, a position without a turn table) are OSCAR_ERR_INVALID, at once on every stream.
  * Positions are absolute token positions: page index * 64 + row.
  */
 #ifndef OSCAR_DEVICE_H
@@ -17,23 +19,27 @@
 #include <stdint.h>
 
 #include "oscar/geometry.h"
+
 #include "proto/calibration.h"
 #include "proto/cause.h"
 #include "proto/page.h"
 
-struct oscar_device; /* one opened accelerator */
-struct oscar_chunk;  /* one allocation (its owner's view) or one imported mapping */
-struct oscar_range;  /* a reserved address range in which chunks are mapped at fixed offsets */
+#define OSCAR_MAX_PACK_ITEMS 4096U    /* pages in one call of pack */
+#define OSCAR_MAX_ATTEND_ITEMS 65536U /* sequences in one call of attend */
+
+struct oscar_device;      /* one opened accelerator */
+struct oscar_chunk;       /* one allocation (its owner's view) or one imported mapping */
+struct oscar_range;       /* a reserved address range in which chunks are mapped at fixed offsets */
 struct oscar_stream_impl; /* an in-order queue of work */
 
 /* A fence slot: a 64-bit counter in host memory shared by one worker and the daemon. Only the worker's stream raises it. */
 typedef _Atomic uint64_t oscar_fence_slot;
 
 struct oscar_stream_options {
-    uint32_t threads;    /* CPU threads that one call may use on the host backend, >= 1; ignored on a GPU */
-    bool asynchronous;   /* host: work runs in a thread of the stream's own; false: inside each call */
-    bool low_priority;   /* the daemon's own streams */
-    void *native;        /* cuda: the caller's CUstream, or NULL to make one */
+    uint32_t threads;  /* CPU threads that one call may use on the host backend, >= 1; ignored on a GPU */
+    bool asynchronous; /* host: work runs in a thread of the stream's own; false: inside each call */
+    bool low_priority; /* the daemon's own streams */
+    void *native;      /* cuda: the caller's CUstream, or NULL to make one */
 };
 
 /* K and V of `tokens` consecutive tokens for one layer, as the worker has them: element (token, head, dim) lies at
@@ -49,8 +55,8 @@ struct oscar_store_args {
     const struct oscar_calibration *calibration; /* outlives the stream's work */
     uint32_t layer;
     uint32_t tokens;
-    uint32_t first_row;      /* row of the first token in pages[0], 0..63 */
-    uint8_t *const *pages;   /* copied: addresses of the dense pages that the tokens fall in, in order */
+    uint32_t first_row;    /* row of the first token in pages[0], 0..63 */
+    uint8_t *const *pages; /* copied: addresses of the dense pages that the tokens fall in, in order */
     struct oscar_rows k, v;
 };
 
@@ -58,7 +64,7 @@ struct oscar_pack_item {
     const uint8_t *dense; /* one dense page, all layers and heads */
     uint8_t *packed;      /* where the packed page goes */
     uint64_t position;    /* of its row 0: a multiple of 64 */
-    int32_t *status;      /* written: 0, or OSCAR_ERR_NOT_FINITE (then `packed` is undefined and must not be published) */
+    int32_t *status; /* written: 0, or OSCAR_ERR_NOT_FINITE (then `packed` is undefined and must not be published) */
 };
 
 /* An address space of pages of one form: page id lies at base + id * stride. */
@@ -78,11 +84,11 @@ struct oscar_attend_item {
     int64_t q_row_stride, q_head_stride;
     void *out;
     int64_t out_row_stride, out_head_stride;
-    float *lse;                  /* [rows][query_heads] natural-log log-sum-exp of the scaled scores, or NULL */
+    float *lse; /* [rows][query_heads] natural-log log-sum-exp of the scaled scores, or NULL */
 };
 
 struct oscar_attend_args {
-    const struct oscar_geometry *geometry;       /* copied */
+    const struct oscar_geometry *geometry; /* copied */
     const struct oscar_calibration *calibration;
     struct oscar_arena_view arenas[OSCAR_FORMS]; /* by enum oscar_form */
     uint32_t layer;
@@ -106,30 +112,37 @@ struct oscar_device_ops {
 
     /* --- memory --- */
     /* Daemon: new zeroed memory, mapped read-write at *chunk_address. */
-    int (*chunk_create)(struct oscar_device *device, uint64_t bytes, struct oscar_chunk **ret, struct oscar_cause *cause);
+    int (*chunk_create)(struct oscar_device *device, uint64_t bytes, struct oscar_chunk **ret,
+                        struct oscar_cause *cause);
     /* A new descriptor for another process; with `writable` false it cannot be mapped for writing where the backend can
      * enforce that (host: a read-only descriptor of a memfd sealed against resizing). Caller closes it. */
     int (*chunk_export)(struct oscar_chunk *chunk, bool writable, int *ret_fd, struct oscar_cause *cause);
     /* A descriptor that carries the memory itself, for a keeper to hold. Caller closes it. */
     int (*chunk_descriptor)(struct oscar_chunk *chunk, int *ret_fd, struct oscar_cause *cause);
-    /* Adopts the descriptor of a chunk made by an earlier process (engine restart): mapped read-write. Takes `fd`. */
-    int (*chunk_adopt)(struct oscar_device *device, int fd, uint64_t bytes, struct oscar_chunk **ret, struct oscar_cause *cause);
+    /* Adopts the descriptor of a chunk made by an earlier process (engine restart): mapped read-write. Takes `fd`, also
+     * when it fails. `bytes` must be the chunk's. */
+    int (*chunk_adopt)(struct oscar_device *device, int fd, uint64_t bytes, struct oscar_chunk **ret,
+                       struct oscar_cause *cause);
     uint8_t *(*chunk_address)(const struct oscar_chunk *chunk);
-    /* Unmaps and closes; a created chunk's memory goes back to the system even where importers still have it mapped, if
-     * the backend can (host: the hole is punched). NULL is fine. */
+    /* Unmaps and closes; the memory of the chunk, created or adopted, goes back to the system even where others still have
+     * it mapped, if the backend can (host: the hole is punched). So an engine that hands its chunks on to the next one
+     * exits without freeing them. NULL is fine. */
     void (*chunk_free)(struct oscar_chunk *chunk);
 
     /* Client: a range for `bytes` bytes of chunks; unmapped parts fault. */
-    int (*range_reserve)(struct oscar_device *device, uint64_t bytes, struct oscar_range **ret, struct oscar_cause *cause);
+    int (*range_reserve)(struct oscar_device *device, uint64_t bytes, struct oscar_range **ret,
+                         struct oscar_cause *cause);
     uint8_t *(*range_address)(const struct oscar_range *range);
-    /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it). */
-    int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable, struct oscar_cause *cause);
+    /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it).
+     * OSCAR_ERR_INVALID outside the range or where the descriptor has fewer bytes, OSCAR_ERR_PERMISSION. */
+    int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+                     struct oscar_cause *cause);
     int (*range_unmap)(struct oscar_range *range, uint64_t offset, uint64_t bytes);
     void (*range_free)(struct oscar_range *range);
 
     /* --- streams and fences --- */
-    int (*stream_open)(struct oscar_device *device, const struct oscar_stream_options *options, struct oscar_stream_impl **ret,
-                       struct oscar_cause *cause);
+    int (*stream_open)(struct oscar_device *device, const struct oscar_stream_options *options,
+                       struct oscar_stream_impl **ret, struct oscar_cause *cause);
     void (*stream_close)(struct oscar_stream_impl *stream); /* waits for its work */
     /* Waits until all enqueued work is done: 0, OSCAR_ERR_TIMEOUT, or the first failure of that work. */
     int (*stream_wait)(struct oscar_stream_impl *stream, uint64_t timeout_ns);
@@ -146,12 +159,13 @@ struct oscar_device_ops {
     /* --- work; all enqueue --- */
     int (*copy)(struct oscar_stream_impl *stream, void *destination, const void *source, uint64_t bytes);
     /* Rotate rows and write them to dense pages. OSCAR_ERR_NOT_FINITE where a row is out of range
-     * (|x| > OSCAR_MAX_ROW_MAGNITUDE after rotation, NaN): on a NULL or synchronous stream at once, else by stream_status. */
+     * (|x| > OSCAR_MAX_ROW_MAGNITUDE after rotation, NaN); all rows are written all the same. */
     int (*store)(struct oscar_stream_impl *stream, const struct oscar_store_args *args);
     /* Checks that a dense page may be sealed: *status = 0 or OSCAR_ERR_NOT_FINITE. A page that passed always packs. */
-    int (*inspect)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense, int32_t *status);
-    int (*pack)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const struct oscar_calibration *calibration,
-                const struct oscar_pack_item *item, uint32_t items);
+    int (*inspect)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
+                   int32_t *status);
+    int (*pack)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
+                const struct oscar_calibration *calibration, const struct oscar_pack_item *item, uint32_t items);
     int (*attend)(struct oscar_stream_impl *stream, const struct oscar_attend_args *args);
 };
 
