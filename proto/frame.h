@@ -10,7 +10,8 @@
  *   bytes 12..15 zero
  *
  * A record that is cut (MSG_TRUNC), whose control data is cut (MSG_CTRUNC), or whose header does not say exactly what arrived
- * is OSCAR_ERR_PROTOCOL; every descriptor that came with it is closed. A record of size 0 is the end of the connection.
+ * is OSCAR_ERR_PROTOCOL; every descriptor that came with it is closed. So is a request with a descriptor: the daemon takes
+ * none from anybody. A record of size 0 is the end of the connection: OSCAR_ERR_DISCONNECTED.
  */
 #ifndef OSCAR_PROTO_FRAME_H
 #define OSCAR_PROTO_FRAME_H
@@ -43,18 +44,20 @@ struct oscar_record {
     int fd[OSCAR_MAX_RECORD_FDS]; /* close-on-exec, owned by the caller */
 };
 
-/* Checks what one recvmsg() (flags: MSG_CMSG_CLOEXEC) brought: `message` as filled in by the kernel, `length` its result.
+/* Checks what one recvmsg() (flags: MSG_CMSG_CLOEXEC) brought: `message` as filled in by the kernel, `length` its result;
+ * the whole record lies in its first iovec (one of OSCAR_MAX_RECORD_BYTES can hold any).
  * On failure every descriptor that came is closed. */
 int oscar_record_parse(const struct msghdr *message, size_t length, struct oscar_record *ret,
                        struct oscar_cause *cause);
 void oscar_record_close_fds(struct oscar_record *record);
 
-/* Prepares a msghdr for sendmsg(): control data for `fds` into `control` (>= OSCAR_RECORD_CONTROL_BYTES). */
+/* Prepares a msghdr for sendmsg(): control data for `fds` into `control` (>= OSCAR_RECORD_CONTROL_BYTES, aligned for a
+ * struct cmsghdr; not touched without descriptors). */
 void oscar_record_message(struct msghdr *ret, struct iovec *iov, size_t iovs, void *control, const int *fd,
                           unsigned fds);
 
 /* Blocking-socket convenience for the client: send one whole record. 0, OSCAR_ERR_DISCONNECTED, OSCAR_ERR_TIMEOUT (after
- * timeout_ms, < 0 forever), OSCAR_ERR_IO. */
+ * timeout_ms, < 0 forever), OSCAR_ERR_LIMIT, OSCAR_ERR_IO. */
 int oscar_record_send(int socket, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd,
                       unsigned fds, int timeout_ms, struct oscar_cause *cause);
 

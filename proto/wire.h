@@ -117,8 +117,10 @@ struct oscar_page_copy {
 
 struct oscar_reply {
     uint64_t id;
-    enum oscar_verb verb; /* which body; verbs without one (close, ping) and errors carry none on the wire */
-    int error;
+    enum oscar_verb
+        verb;  /* of the request that it answers, on the wire too; model_close, lease_close, seq_close and ping
+                             have no body in a reply, an error has none either */
+    int error; /* 0 or a negative enum oscar_error, perhaps one that a newer minor version added */
     char cause[OSCAR_CAUSE_BYTES];
     union {
         struct {
@@ -185,8 +187,9 @@ struct oscar_notice {
     struct oscar_chunk_info chunk[OSCAR_MAX_RECORD_FDS]; /* GONE: bytes and writable are unused */
 };
 
-/* Encoders write at most `capacity` bytes: 0 or OSCAR_ERR_LIMIT. Decoders: 0 or OSCAR_ERR_PROTOCOL. A reply is decoded
- * for the verb of the request that it answers (`verb`), which the caller knows by the id: peek it with oscar_reply_id. */
+/* Encoders write at most `capacity` bytes: 0, OSCAR_ERR_LIMIT when it does not fit, OSCAR_ERR_INVALID for a verb, kind or
+ * count that does not exist or a text without its terminator. Decoders: 0 or OSCAR_ERR_PROTOCOL, `ret` untouched on failure.
+ * The caller matches a reply by its id and checks that `verb` is the one that it asked for. */
 int oscar_request_encode(const struct oscar_request *request, uint8_t *buffer, size_t capacity, size_t *ret_bytes);
 int oscar_request_decode(const uint8_t *bytes, size_t size, struct oscar_request *ret, struct oscar_cause *cause);
 int oscar_reply_encode(const struct oscar_reply *reply, uint8_t *buffer, size_t capacity, size_t *ret_bytes);
@@ -254,6 +257,8 @@ struct oscar_admin_reply {
     uint32_t events;             /* SNAPSHOT */
     struct oscar_event *event;
 };
+
+#define OSCAR_MAX_ADMIN_BYTES (1U << 20) /* of an administration message */
 
 /* Buffers of any size: encoders allocate *ret_buffer (free()). */
 int oscar_admin_request_encode(const struct oscar_admin_request *request, uint8_t **ret_buffer, size_t *ret_bytes);
