@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A packed page at the AVX-512 VNNI level, in integers: vpdpbusd takes four codes of a token against four dims of the query's
+ * high and low bytes, vpdpwssd two tokens of a dim against two 16-bit weights.
+ *
+ * A record's words are transposed first, once for all columns of the block: for K a vector holds the same word of sixteen
+ * tokens, for V the same token pair of sixteen dims. So the query's bytes and the weights are broadcast from memory, and no sum
+ * is ever taken across a vector in the inner loops.
+ */
+#include "kernels/host/attend_avx512.h"
+
+#define TOKENS OSCAR_PAGE_TOKENS
+
+struct unpacked {
+    /* [tile][4w + t]: word w of lane t, tokens 0..15 of the tile; its codes f stand for dims 16(Wf + w) + 4t + k */
+    __m512i k[4][16];
+    /* [vector][tile, half h, lane t]: two tokens in each word, dims in order. d = 64: dims 8i + g below code 8(i + 4) + g,
+     * i = 0..3; d = 128: dims 16i + 0..15; d = 256: dims 32i + 16 * vector + 0..15, i = 0..7. */
+    __m512i v[2][32];
+    float scale_k[TOKENS], zero_k[TOKENS], scale_v[TOKENS], zero_v[TOKENS];
+};
+
+/* --- transposition --- */
+
+/* 4 x 4 transposition of 128-bit blocks. */
+ATTEND_INLINE void transpose_blocks(__m512i row[4]) {
+    __m512i a = _mm512_shuffle_i32x4(row[0], row[1], 0x44), b = _mm512_shuffle_i32x4(row[0], row[1], 0xEE);
+    __m512i c = _mm512_shuffle_i32x4(row[2], row[3], 0x44), d = _mm512_shuffle_i32x4(row[2], row[3], 0xEE);
+    row[0] = _mm512_shuffle_i32x4(a, c, 0x88);
+    row[1] = _mm512_shuffle_i32x4(a, c, 0xDD);
+    row[2] = _mm512_shuffle_i32x4(b, d, 0x88);
+    row[3] = _mm512_shuffle_i32x4(b, d, 0xDD);
+}
+
+/* 4 x 4 transposition of 32-bit words in each 128-bit block. */
+ATTEND_INLINE void transpose_words(__m512i row[4]) {
+    __m512i a = _mm512_unpacklo_epi32(row[0], row[1]), b = _mm512_unpackhi_epi32(row[0], row[1]);
+    __m512i c = _mm512_unpacklo_epi32(row[2], row[3]), d = _mm512_unpackhi_epi32(row[2], row[3]);
+    row[0] = _mm512_unpacklo_epi64(a, c);
+    row[1] = _mm512_unpackhi_epi64(a, c);
+    row[2] = _mm512_unpacklo_epi64(b, d);
+    row[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* d = 64: a vector of the record is two g, each 4 lanes t of 2 words (half). gathers[t / 2] after the first step: [t & 1][half][g & 3]
+ * of g = 0..3 and of g = 4..7. */
+ATTEND_INLINE void gather_64(const uint8_t *tile, __m512i lower[2], __m512i upper[2]) {
+    const __m512i even = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    const __m512i odd = _mm512_setr_epi32(4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31);
+    __m512i row[4];
+    for (uint32_t i = 0; i < 4; i++)
+        row[i] = _mm512_loadu_si512(tile + (size_t)64 * i);
+    lower[0] = _mm512_permutex2var_epi32(row[0], even, row[1]);
+    lower[1] = _mm512_permutex2var_epi32(row[0], odd, row[1]);
+    upper[0] = _mm512_permutex2var_epi32(row[2], even, row[3]);
+    upper[1] = _mm512_permutex2var_epi32(row[2], odd, row[3]);
+}
+
+ATTEND_INLINE void unpack_64(const uint8_t *record, struct unpacked *ret) {
+    const __m512i both_halves[2] = {
+        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31),
+    };
+    const __m512i one_half[4] = {
+        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 0, 1, 2, 3, 16, 17, 18, 19),
+        _mm512_setr_epi32(4, 5, 6, 7, 20, 21, 22, 23, 4, 5, 6, 7, 20, 21, 22, 23),
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 8, 9, 10, 11, 24, 25, 26, 27),
+        _mm512_setr_epi32(12, 13, 14, 15, 28, 29, 30, 31, 12, 13, 14, 15, 28, 29, 30, 31),
+    };
+    /* The upper eight lanes take the second byte of each token's half: codes 4..7 beside codes 0..3. */
+    const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8);
+    for (uint32_t tile = 0; tile < 4; tile++) {
+        __m512i lower[2], upper[2];
+        gather_64(record + (size_t)256 * tile, lower, upper);
+        for (uint32_t t = 0; t < 4; t++)
+            ret->k[tile][t] = _mm512_permutex2var_epi32(lower[t / 2], both_halves[t % 2], upper[t / 2]);
+        gather_64(record + 1024 + (size_t)256 * tile, lower, upper);
+        for (uint32_t t = 0; t < 4; t++)
+            for (uint32_t h = 0; h < 2; h++) {
+                __m512i word = _mm512_permutex2var_epi32(lower[t / 2], one_half[t % 2 * 2 + h], upper[t / 2]);
+                ret->v[0][tile * 8 + h * 4 + t] = _mm512_srlv_epi32(word, shift);
+            }
+    }
+}
+
+/* d = 128: a vector of the record is one g, a block is one lane t: words (half, w) of K, (h, r) of V. */
+ATTEND_INLINE void unpack_128(const uint8_t *record, struct unpacked *ret) {
+    const __m512i first_of_pairs = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 2, 6, 10, 14, 18, 22, 26, 30);
+    const __m512i first_pair = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i second_of_pairs = _mm512_or_si512(first_of_pairs, _mm512_set1_epi32(1));
+    const __m512i second_pair = _mm512_or_si512(first_pair, _mm512_set1_epi32(2));
+    for (uint32_t tile = 0; tile < 8; tile++) { /* four of K, four of V */
+        __m512i lower[4], upper[4];             /* g = 0..3, g = 4..7; then lanes t */
+        for (uint32_t g = 0; g < 4; g++) {
+            lower[g] = _mm512_loadu_si512(record + (size_t)512 * tile + (size_t)64 * g);
+            upper[g] = _mm512_loadu_si512(record + (size_t)512 * tile + (size_t)64 * (g + 4));
+        }
+        transpose_blocks(lower);
+        transpose_blocks(upper);
+        for (uint32_t t = 0; t < 4; t++) {
+            if (tile < 4) {
+                ret->k[tile][t] = _mm512_permutex2var_epi32(lower[t], first_of_pairs, upper[t]);
+                ret->k[tile][4 + t] = _mm512_permutex2var_epi32(lower[t], second_of_pairs, upper[t]);
+            } else {
+                ret->v[0][(tile - 4) * 8 + t] = _mm512_permutex2var_epi32(lower[t], first_pair, upper[t]);
+                ret->v[0][(tile - 4) * 8 + 4 + t] = _mm512_permutex2var_epi32(lower[t], second_pair, upper[t]);
+            }
+        }
+    }
+}
+
+/* d = 256: a g is two vectors (lanes t = 0, 1 and 2, 3), a block is one half of one lane: words w of K, r of V. */
+ATTEND_INLINE void unpack_256(const uint8_t *record, struct unpacked *ret) {
+    const __m512i even_blocks = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i odd_blocks = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (uint32_t tile = 0; tile < 8; tile++) {
+        for (uint32_t pair = 0; pair < 2; pair++) {
+            __m512i word[2][4]; /* [g / 4][word]: blocks (t & 1, half) of g = 0..3 or 4..7 */
+            for (uint32_t upper = 0; upper < 2; upper++) {
+                for (uint32_t g = 0; g < 4; g++)
+                    word[upper][g] = _mm512_loadu_si512(record + (size_t)1024 * tile + (size_t)128 * (4 * upper + g) + (size_t)64 * pair);
+                transpose_words(word[upper]);
+            }
+            if (tile < 4) {
+                for (uint32_t w = 0; w < 4; w++) {
+                    ret->k[tile][4 * w + 2 * pair] = _mm512_permutex2var_epi64(word[0][w], even_blocks, word[1][w]);
+                    ret->k[tile][4 * w + 2 * pair + 1] = _mm512_permutex2var_epi64(word[0][w], odd_blocks, word[1][w]);
+                }
+                continue;
+            }
+            for (uint32_t vector = 0; vector < 2; vector++) {
+                __m512i row[4] = {word[0][2 * vector], word[1][2 * vector], word[0][2 * vector + 1], word[1][2 * vector + 1]};
+                transpose_blocks(row);
+                for (uint32_t block = 0; block < 4; block++)
+                    ret->v[vector][(tile - 4) * 8 + block % 2 * 4 + 2 * pair + block / 2] = row[block];
+            }
+        }
+    }
+}
+
+/* Scales and zeros by token; rows that no column sees become zeros, whatever they hold. */
+ATTEND_INLINE void unpack_scales(const uint8_t *scales, uint32_t rows, struct unpacked *ret) {
+    /* token = 8 half + g of a tile; halves of 16 bits at 8g + 4 half + {scale K, zero K, scale V, zero V} */
+    const __m512i order = _mm512_set_epi16(61, 53, 45, 37, 29, 21, 13, 5, 57, 49, 41, 33, 25, 17, 9, 1, 60, 52, 44, 36, 28,
+                                           20, 12, 4, 56, 48, 40, 32, 24, 16, 8, 0);
+    uint64_t seen = rows == TOKENS ? ~UINT64_C(0) : (UINT64_C(1) << rows) - 1;
+    for (uint32_t tile = 0; tile < 4; tile++, scales += 128) {
+        __m512i first = _mm512_loadu_si512(scales), second = _mm512_loadu_si512(scales + 64);
+        __m512i k = _mm512_permutex2var_epi16(first, order, second);
+        __m512i v = _mm512_permutex2var_epi16(first, _mm512_add_epi16(order, _mm512_set1_epi16(2)), second);
+        __mmask16 mask = (__mmask16)(seen >> (16 * tile));
+        _mm512_storeu_ps(ret->scale_k + 16 * tile, _mm512_maskz_cvtph_ps(mask, _mm512_castsi512_si256(k)));
+        _mm512_storeu_ps(ret->zero_k + 16 * tile, _mm512_maskz_cvtph_ps(mask, _mm512_extracti64x4_epi64(k, 1)));
+        _mm512_storeu_ps(ret->scale_v + 16 * tile, _mm512_maskz_cvtph_ps(mask, _mm512_castsi512_si256(v)));
+        _mm512_storeu_ps(ret->zero_v + 16 * tile, _mm512_maskz_cvtph_ps(mask, _mm512_extracti64x4_epi64(v, 1)));
+    }
+}
+
+/* --- scores --- */
+
+/* Logits of K's centre: (alpha, beta) turned by the page's first position, against the row table. */
+ATTEND_INLINE void centre_scores(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
+                                 uint32_t n, float scores[ATTEND_GROUP][TOKENS]) {
+    float turned[ATTEND_GROUP][2][OSCAR_MAX_PAIRS], turn[2][OSCAR_MAX_PAIRS] = {{0}};
+    for (uint32_t i = 0; i < columns->pairs; i++) {
+        turn[0][i] = page->turn[(size_t)columns->pair[i] * 2];
+        turn[1][i] = page->turn[(size_t)columns->pair[i] * 2 + 1];
+    }
+    __m512 turn_cos = _mm512_loadu_ps(turn[0]), turn_sin = _mm512_loadu_ps(turn[1]);
+    for (uint32_t m = 0; m < n; m++) {
+        __m512 alpha = _mm512_loadu_ps(columns->alpha[c0 + m]), beta = _mm512_loadu_ps(columns->beta[c0 + m]);
+        _mm512_storeu_ps(turned[m][0], _mm512_fmadd_ps(alpha, turn_cos, _mm512_mul_ps(beta, turn_sin)));
+        _mm512_storeu_ps(turned[m][1], _mm512_fmsub_ps(beta, turn_cos, _mm512_mul_ps(alpha, turn_sin)));
+    }
+    for (uint32_t t = 0; t < TOKENS; t += 32) {
+        __m512 sum[ATTEND_GROUP][2];
+        for (uint32_t m = 0; m < n; m++)
+            sum[m][0] = sum[m][1] = _mm512_set1_ps(columns->sigma[c0 + m]);
+        for (uint32_t i = 0; i < columns->pairs; i++) {
+            for (uint32_t part = 0; part < 2; part++) {
+                const float *row = columns->row_turn + (size_t)(2 * i + part) * TOKENS + t;
+                __m512 row0 = _mm512_loadu_ps(row), row1 = _mm512_loadu_ps(row + 16);
+                for (uint32_t m = 0; m < n; m++) {
+                    __m512 factor = _mm512_set1_ps(turned[m][part][i]);
+                    sum[m][0] = _mm512_fmadd_ps(factor, row0, sum[m][0]);
+                    sum[m][1] = _mm512_fmadd_ps(factor, row1, sum[m][1]);
+                }
+            }
+        }
+        for (uint32_t m = 0; m < n; m++) {
+            _mm512_storeu_ps(scores[m] + t, sum[m][0]);
+            _mm512_storeu_ps(scores[m] + t + 16, sum[m][1]);
+        }
+    }
+}
+
+ATTEND_INLINE __m512i broadcast_word(const void *at) {
+    int32_t word;
+    memcpy(&word, at, sizeof(word));
+    return _mm512_set1_epi32(word);
+}
+
+/* Scores of `tiles` tiles from `tile` on for n columns, W = d / 64; with a centre they are added to what is there. */
+ATTEND_INLINE void score_tiles(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w, uint32_t tile,
+                               uint32_t tiles, const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
+    const int8_t *high = columns->high + (size_t)c0 * 64 * w, *low = columns->low + (size_t)c0 * 64 * w;
+    const __m512i two_bits = _mm512_set1_epi8(3);
+    __m512i sum_high[ATTEND_GROUP][4], sum_low[ATTEND_GROUP][4];
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++)
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < tiles; i++)
+            sum_high[m][i] = sum_low[m][i] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+    for (uint32_t j = 0; j < 4 * w; j++) {
+        __m512i word[4];
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < tiles; i++)
+            word[i] = codes->k[tile + i][j];
+#pragma GCC unroll 4
+        for (uint32_t f = 0; f < 4; f++) {
+            __m512i code[4];
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < tiles; i++) {
+                code[i] = _mm512_and_si512(word[i], two_bits);
+                word[i] = _mm512_srli_epi32(word[i], 2);
+            }
+#pragma GCC unroll 4
+            for (uint32_t m = 0; m < n; m++) {
+                size_t at = (size_t)m * 64 * w + 4 * (4 * w * f + j);
+                __m512i q_high = broadcast_word(high + at), q_low = broadcast_word(low + at);
+#pragma GCC unroll 4
+                for (uint32_t i = 0; i < tiles; i++) {
+                    sum_high[m][i] = _mm512_dpbusd_epi32(sum_high[m][i], code[i], q_high);
+                    sum_low[m][i] = _mm512_dpbusd_epi32(sum_low[m][i], code[i], q_low);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < tiles; i++) {
+        uint32_t t = (tile + i) * 16;
+        __m512 scale = _mm512_loadu_ps(codes->scale_k + t), zero = _mm512_loadu_ps(codes->zero_k + t);
+#pragma GCC unroll 4
+        for (uint32_t m = 0; m < n; m++) {
+            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sum_high[m][i], 8), sum_low[m][i]));
+            dot = _mm512_mul_ps(_mm512_fnmadd_ps(zero, _mm512_set1_ps(columns->sum[c0 + m]), dot), scale);
+            __m512 step = _mm512_set1_ps(columns->step[c0 + m]);
+            if (columns->centred)
+                dot = _mm512_fmadd_ps(dot, step, _mm512_loadu_ps(scores[m] + t));
+            else
+                dot = _mm512_mul_ps(dot, step);
+            _mm512_storeu_ps(scores[m] + t, dot);
+        }
+    }
+}
+
+/* --- weights and output --- */
+
+/* 16-bit weights of one column: fixed * unit = 2^(score - max) * scale V. Relative to the page's largest, so that a sink
+ * elsewhere takes nothing from them. */
+struct weights {
+    int16_t fixed[ATTEND_GROUP][TOKENS];
+    float unit[ATTEND_GROUP];
+    float zeros[ATTEND_GROUP]; /* sum of 2^(score - max) * scale * zero, of the rounded weights */
+};
+
+ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m, const struct attend_page *page,
+                                const struct attend_partial *partial, const struct unpacked *codes, const float *scores,
+                                struct weights *ret) {
+    __m512 weight[4], top = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < 4; i++)
+        weight[i] = _mm512_loadu_ps(scores + 16 * i);
+    float most = 0;
+    if (attend_softmax(columns, c, attend_rows(columns, c, page->first), partial, weight)) {
+        for (uint32_t i = 0; i < 4; i++) {
+            weight[i] = _mm512_mul_ps(weight[i], _mm512_loadu_ps(codes->scale_v + 16 * i));
+            top = _mm512_max_ps(top, weight[i]);
+        }
+        most = _mm512_reduce_max_ps(top);
+    }
+    if (most < ATTEND_P_NOTHING) {
+        memset(ret->fixed[m], 0, sizeof(ret->fixed[m]));
+        ret->unit[m] = ret->zeros[m] = 0;
+        return;
+    }
+    __m512 inverse = _mm512_set1_ps(ATTEND_P_UNIT / most), zeros = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < 4; i++) {
+        __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(weight[i], inverse));
+        zeros = _mm512_fmadd_ps(_mm512_cvtepi32_ps(fixed), _mm512_loadu_ps(codes->zero_v + 16 * i), zeros);
+        _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + 16 * i), _mm512_cvtepi32_epi16(fixed));
+    }
+    ret->unit[m] = most / ATTEND_P_UNIT;
+    ret->zeros[m] = _mm512_reduce_add_ps(zeros) * ret->unit[m];
+}
+
+/* Adds sum * unit - zeros to sixteen outputs. */
+ATTEND_INLINE void add_output(float *out, __m512i sum, float unit, float zeros) {
+    __m512 value = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit), _mm512_set1_ps(zeros));
+    _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), value));
+}
+
+/* Four codes of every word at a time: their masked bits are code * 4^i, which the unit undoes at the end. */
+ATTEND_INLINE void add_values(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w,
+                              const struct unpacked *codes, const struct weights *weights,
+                              const struct attend_partial *partial) {
+    static const float undo[4] = {1.0F, 0.25F, 0.0625F, 0.015625F};
+    const __m512i mask[4] = {_mm512_set1_epi32(0x00030003), _mm512_set1_epi32(0x000C000C), _mm512_set1_epi32(0x00300030),
+                             _mm512_set1_epi32(0x00C000C0)};
+#pragma GCC unroll 1
+    for (uint32_t pass = 0; pass < w; pass++) {
+        uint32_t vector = pass / 2, upper = pass % 2; /* upper: codes 4..7 of the vector */
+        __m128i shift = _mm_cvtsi32_si128(upper ? 8 : 0);
+        __m512i sum[ATTEND_GROUP][4];
+#pragma GCC unroll 4
+        for (uint32_t m = 0; m < n; m++)
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; i++)
+                sum[m][i] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+        for (uint32_t pair = 0; pair < 32; pair++) {
+            __m512i word = codes->v[vector][pair], code[4];
+            if (w > 1)
+                word = _mm512_srl_epi32(word, shift);
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; i++)
+                code[i] = _mm512_and_si512(word, mask[i]);
+#pragma GCC unroll 4
+            for (uint32_t m = 0; m < n; m++) {
+                __m512i weight = broadcast_word(weights->fixed[m] + (size_t)2 * pair);
+#pragma GCC unroll 4
+                for (uint32_t i = 0; i < 4; i++)
+                    sum[m][i] = _mm512_dpwssd_epi32(sum[m][i], code[i], weight);
+            }
+        }
+#pragma GCC unroll 4
+        for (uint32_t m = 0; m < n; m++) {
+            float *out = partial->out + (size_t)(c0 + m) * columns->d, zeros = weights->zeros[m];
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; i++) {
+                float unit = weights->unit[m] * undo[i];
+                if (w == 1) { /* lanes 0..7: dims 8i + g; lanes 8..15: dims 8(i + 4) + g */
+                    __m512 value = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sum[m][i]), _mm512_set1_ps(unit), _mm512_set1_ps(zeros));
+                    float *first = out + (size_t)8 * i, *second = out + (size_t)8 * (i + 4);
+                    _mm256_storeu_ps(first, _mm256_add_ps(_mm256_loadu_ps(first), _mm512_castps512_ps256(value)));
+                    _mm256_storeu_ps(second, _mm256_add_ps(_mm256_loadu_ps(second), _mm512_extractf32x8_ps(value, 1)));
+                } else {
+                    uint32_t code = i + 4 * upper;
+                    add_output(out + (w == 2 ? 16 * code : 32 * code + 16 * vector), sum[m][i], unit, zeros);
+                }
+            }
+        }
+    }
+}
+
+/* --- a page --- */
+
+ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0, uint32_t n,
+                                uint32_t w, const struct unpacked *codes, const struct attend_partial *partial) {
+    /* Few columns take more tiles at once: the sums of one instruction's latency must be independent. */
+    uint32_t tiles = n <= 2 ? 4 : 2;
+    float scores[ATTEND_GROUP][TOKENS];
+    struct weights weights;
+    if (columns->centred)
+        centre_scores(columns, page, c0, n, scores);
+#pragma GCC unroll 1
+    for (uint32_t tile = 0; tile < 4; tile += tiles)
+        score_tiles(columns, c0, n, w, tile, tiles, codes, scores);
+    for (uint32_t m = 0; m < n; m++)
+        weigh_column(columns, c0 + m, m, page, partial, codes, scores[m], &weights);
+    add_values(columns, c0, n, w, codes, &weights, partial);
+}
+
+ATTEND_INLINE void attend_block(const struct attend_columns *columns, const struct attend_page *page, uint32_t w,
+                                const struct unpacked *codes, const struct attend_partial *partial) {
+    uint32_t c = 0;
+    for (; c + 4 <= columns->count; c += 4)
+        attend_group(columns, page, c, 4, w, codes, partial);
+    switch (columns->count - c) {
+    case 3:
+        attend_group(columns, page, c, 3, w, codes, partial);
+        break;
+    case 2:
+        attend_group(columns, page, c, 2, w, codes, partial);
+        break;
+    case 1:
+        attend_group(columns, page, c, 1, w, codes, partial);
+        break;
+    default:
+        break;
+    }
+}
+
+static void packed(const struct attend_columns *columns, const struct attend_page *page,
+                   const struct attend_partial *partial) {
+    struct unpacked codes;
+    attend_prefetch(page);
+    unpack_scales(page->record + oscar_packed_scales_offset(columns->d), page->rows, &codes);
+    switch (columns->d) {
+    case 64:
+        unpack_64(page->record, &codes);
+        attend_block(columns, page, 1, &codes, partial);
+        break;
+    case 128:
+        unpack_128(page->record, &codes);
+        attend_block(columns, page, 2, &codes, partial);
+        break;
+    default:
+        unpack_256(page->record, &codes);
+        attend_block(columns, page, 4, &codes, partial);
+        break;
+    }
+}
+
+const struct attend_kernels attend_kernels_avx512 = {.packed = packed, .dense = attend_dense_avx512};
