@@ -16,15 +16,23 @@ const char *host_level_name(enum host_level level) {
 
 #if defined(HOST_X86_LEVELS)
 
+#include <cpuid.h>
+
 extern const struct host_level_code host_code_avx2;
 extern const struct host_level_code host_code_avx512;
 
 static const struct host_level_code *const level_code[HOST_LEVELS] = {&host_code_portable, &host_code_avx2,
                                                                       &host_code_avx512};
 
+/* clang 14 does not know this name in __builtin_cpu_supports(). */
+static bool cpu_has_f16c(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 /* The compiler's run time also asks the operating system (XGETBV) whether it saves the wide registers. */
 bool host_level_supported(enum host_level level) {
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     switch (level) {
     case HOST_PORTABLE:
         return true;
