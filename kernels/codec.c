@@ -67,9 +67,12 @@ static bool codec_scale(const float *x, uint32_t d, uint32_t rank, struct oscar_
     return true;
 }
 
+/* A feedback matrix without bounds can drive a value to NaN: that counts as 0. */
 static float codec_round(float value, float scale, float zero) {
     float code = floorf(value / scale + zero + 0.5F);
-    return code < 0.0F ? 0.0F : code > 3.0F ? 3.0F : code;
+    if (!(code > 0.0F))
+        return 0.0F;
+    return code < 3.0F ? code : 3.0F;
 }
 
 int oscar_codec_row(const float *x, uint32_t d, uint32_t rank, const float *feedback, struct oscar_row_scale *ret_scale,
