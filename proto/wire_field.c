@@ -34,7 +34,8 @@ int oscar_wire_take_bytes(const char *name, const ProtobufCBinaryData *field, vo
                           struct oscar_cause *cause) {
     if (field->len != size)
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%s has %zu bytes: must have %zu", name, field->len, size);
-    memcpy(ret, field->data, size);
+    if (size != 0) /* without bytes there may be no data */
+        memcpy(ret, field->data, size);
     return OSCAR_OK;
 }
 

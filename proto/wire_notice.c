@@ -8,7 +8,7 @@
 #include "proto/wire_arena.h"
 #include "proto/wire_field.h"
 
-/* OSCAR_MAX_RECORD_FDS chunks of 80 bytes, their pointers, and what protobuf-c needs while it scans them: under 28 KiB. */
+/* OSCAR_MAX_RECORD_FDS chunks of 80 bytes, their pointers, and what protobuf-c needs while it scans them: 22 KiB. */
 #define ARENA_BYTES 49152U
 
 static int check_count(size_t chunks, struct oscar_cause *cause) {

@@ -136,11 +136,9 @@ static int take_model_open(const Oscar__V1__Reply *message, struct oscar_reply *
             return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
                               "arena of form %" PRIu32 " has %" PRIu64 " pages: ids have 40 bits", arena->form,
                               arena->max_pages);
-        ret->model_open.arenas[arena->form] = (struct oscar_arena_info){
-            .page_bytes = arena->page_bytes,
-            .chunk_pages = arena->chunk_pages,
-            .max_pages = arena->max_pages,
-        };
+        ret->model_open.arenas[arena->form].page_bytes = arena->page_bytes;
+        ret->model_open.arenas[arena->form].chunk_pages = arena->chunk_pages;
+        ret->model_open.arenas[arena->form].max_pages = arena->max_pages;
     }
     if (seen != (1U << OSCAR_FORMS) - 1)
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "model_open reply without an arena for each form");

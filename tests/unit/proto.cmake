@@ -3,3 +3,7 @@ oscar_test(proto_error SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_error.c LIBS osca
 oscar_test(proto_page SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_page.c ${CMAKE_CURRENT_LIST_DIR}/proto_golden.c LIBS oscar_proto)
 oscar_test(proto_digest SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_digest.c ${CMAKE_CURRENT_LIST_DIR}/proto_golden.c LIBS oscar_proto)
 oscar_test(proto_geometry SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_geometry.c LIBS oscar_proto)
+oscar_test(proto_wire SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_wire.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto)
+oscar_test(proto_wire_hostile SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_wire_hostile.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto PkgConfig::PROTOBUF_C)
+oscar_test(proto_frame SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_frame.c LIBS oscar_proto)
+oscar_test(proto_admin SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_admin.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto)
