@@ -7,3 +7,10 @@ oscar_test(proto_wire SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_wire.c ${CMAKE_CUR
 oscar_test(proto_wire_hostile SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_wire_hostile.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto PkgConfig::PROTOBUF_C)
 oscar_test(proto_frame SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_frame.c LIBS oscar_proto)
 oscar_test(proto_admin SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_admin.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto)
+oscar_test(proto_safetensors
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_safetensors.c ${CMAKE_CURRENT_LIST_DIR}/proto_tensor_file.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c
+  LIBS oscar_proto)
+oscar_test(proto_calibration
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_calibration.c ${CMAKE_CURRENT_LIST_DIR}/proto_tensor_file.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c
+  LIBS oscar_proto m)
+oscar_test(proto_turns SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_turns.c LIBS oscar_proto m)
