@@ -32,8 +32,16 @@
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
+#if defined(__clang__)
+#define LANES_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define LANES_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef int16_t vs __attribute__((vector_size(4 * LANES))); /* twice as many 16-bit integers */
+typedef uint16_t vu __attribute__((vector_size(4 * LANES)));
 
 LANES_INLINE vf vf_load(const float *from) {
     vf value;
@@ -67,8 +75,19 @@ LANES_INLINE vi vi_count_ge(vi count, vi a, vi b) {
     return (vi)_mm512_mask_sub_epi32((__m512i)count, _mm512_cmpge_epi32_mask((__m512i)a, (__m512i)b), (__m512i)count,
                                      _mm512_set1_epi32(-1));
 }
-/* Towards zero; the value must fit. */
+/* Towards zero, as an integer and as a float; the value must fit an integer. */
 LANES_INLINE vi vf_truncate(vf value) { return (vi)_mm512_cvttps_epi32((__m512)value); }
+LANES_INLINE vf vf_whole(vf value) {
+    return (vf)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+}
+LANES_INLINE vs vs_min(vs a, vs b) { return (vs)_mm512_min_epi16((__m512i)a, (__m512i)b); }
+LANES_INLINE vs vs_max(vs a, vs b) { return (vs)_mm512_max_epi16((__m512i)a, (__m512i)b); }
+LANES_INLINE vu vu_min(vu a, vu b) { return (vu)_mm512_min_epu16((__m512i)a, (__m512i)b); }
+LANES_INLINE vu vu_max(vu a, vu b) { return (vu)_mm512_max_epu16((__m512i)a, (__m512i)b); }
+LANES_INLINE vs vs_count_ge(vs count, vs a, vs b) {
+    return (vs)_mm512_mask_sub_epi16((__m512i)count, _mm512_cmpge_epi16_mask((__m512i)a, (__m512i)b), (__m512i)count,
+                                     _mm512_set1_epi16(-1));
+}
 LANES_INLINE void vf_to_fp16(vf value, uint16_t *to) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -95,6 +114,13 @@ LANES_INLINE vf vf_max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256
 LANES_INLINE vi vi_min(vi a, vi b) { return (vi)_mm256_min_epi32((__m256i)a, (__m256i)b); }
 LANES_INLINE vi vi_max(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 LANES_INLINE vi vf_truncate(vf value) { return (vi)_mm256_cvttps_epi32((__m256)value); }
+LANES_INLINE vf vf_whole(vf value) {
+    return (vf)_mm256_round_ps((__m256)value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+}
+LANES_INLINE vs vs_min(vs a, vs b) { return (vs)_mm256_min_epi16((__m256i)a, (__m256i)b); }
+LANES_INLINE vs vs_max(vs a, vs b) { return (vs)_mm256_max_epi16((__m256i)a, (__m256i)b); }
+LANES_INLINE vu vu_min(vu a, vu b) { return (vu)_mm256_min_epu16((__m256i)a, (__m256i)b); }
+LANES_INLINE vu vu_max(vu a, vu b) { return (vu)_mm256_max_epu16((__m256i)a, (__m256i)b); }
 LANES_INLINE void vf_to_fp16(vf value, uint16_t *to) {
     _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -126,6 +152,12 @@ LANES_INLINE vf vf_max(vf a, vf b) { return (vf)vi_select((vi)(a > b), (vi)a, (v
 LANES_INLINE vi vi_min(vi a, vi b) { return vi_select(a < b, a, b); }
 LANES_INLINE vi vi_max(vi a, vi b) { return vi_select(a > b, a, b); }
 LANES_INLINE vi vf_truncate(vf value) { return __builtin_convertvector(value, vi); }
+LANES_INLINE vf vf_whole(vf value) { return vf_from_int(vf_truncate(value)); }
+LANES_INLINE vs vs_select(vs mask, vs yes, vs no) { return (yes & mask) | (no & ~mask); }
+LANES_INLINE vs vs_min(vs a, vs b) { return vs_select(a < b, a, b); }
+LANES_INLINE vs vs_max(vs a, vs b) { return vs_select(a > b, a, b); }
+LANES_INLINE vu vu_min(vu a, vu b) { return (vu)vs_select((vs)(a < b), (vs)a, (vs)b); }
+LANES_INLINE vu vu_max(vu a, vu b) { return (vu)vs_select((vs)(a > b), (vs)a, (vs)b); }
 LANES_INLINE void vf_to_fp16(vf value, uint16_t *to) {
     for (int i = 0; i < LANES; i++)
         to[i] = oscar_fp16_from_float(value[i]);
@@ -147,6 +179,7 @@ LANES_INLINE void vi_store_u16(uint16_t *to, vi value) {
 #if HOST_LEVEL < 2
 
 LANES_INLINE vi vi_count_ge(vi count, vi a, vi b) { return count + 1 + (vi)(b > a); }
+LANES_INLINE vs vs_count_ge(vs count, vs a, vs b) { return count + 1 + (vs)(b > a); }
 LANES_INLINE int32_t vi_reduce_max(vi value) {
     int32_t greatest = value[0];
     for (int i = 1; i < LANES; i++)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Built once a level: one dense record to one packed record. The 64 rows of a page lie across the lanes (x[dim][row]), so
- * that no step works across a register: the clip rank, the feedback's order of terms and both byte orders of the page are
- * plain element-wise code, and each row sees exactly the operations of the oracle (kernels/codec.c).
+ * Built once a level: one dense record to one packed record. The 64 rows of a page lie across the lanes, so that no step
+ * works across a register: the clip rank, the feedback's order of terms and both byte orders of the page are plain
+ * element-wise code, and each row sees exactly the operations of the oracle (kernels/codec.c).
  */
 #include "kernels/host/level_functions.h"
+#include "kernels/host/level_rows.h"
+#include "kernels/host/level_select.h"
 
-#define ROWS OSCAR_PAGE_TOKENS
-#define MAX_DIM 256U
 #define MAX_WIDE (MAX_DIM / 64U)
 #define STEP 4U /* dims that are coded together: the four bytes of a K word */
 
@@ -19,10 +19,11 @@
 #endif
 
 struct host_pack_scratch {
-    float x[MAX_DIM * ROWS];               /* the rows; with feedback, the errors from the top down */
-    float row_cos[OSCAR_MAX_PAIRS * ROWS]; /* of the head's pairs, by row: T, then joined with a page's E below */
+    uint32_t pairs[MAX_DIM / 2 * ROWS];    /* the rows as the page holds them */
+    float x[MAX_DIM * ROWS];               /* K less its centre; with feedback, the errors from the top down */
+    float row_cos[OSCAR_MAX_PAIRS * ROWS]; /* T of the head's rotating pairs */
     float row_sin[OSCAR_MAX_PAIRS * ROWS];
-    float angle_cos[OSCAR_MAX_PAIRS * ROWS];
+    float angle_cos[OSCAR_MAX_PAIRS * ROWS]; /* T joined with a page's E */
     float angle_sin[OSCAR_MAX_PAIRS * ROWS];
     uint32_t k_words[4U * MAX_WIDE * ROWS];  /* [w][t][row] */
     uint16_t v_halves[8U * MAX_WIDE * ROWS]; /* [r][g][row] */
@@ -46,47 +47,7 @@ void HOST_NAME(level_pack_begin)(struct host_pack_scratch *scratch, const struct
         }
 }
 
-#if HOST_LEVEL > 0
-
-/* A 16 by 8 block: 8 rows of 16 BF16, transposed as 8 by 8 pairs, then each pair is taken apart. */
-static void load_rows(const uint16_t *from, uint32_t d, float *x) {
-    for (uint32_t row = 0; row < ROWS; row += 8)
-        for (uint32_t dim = 0; dim < d; dim += 16) {
-            __m256i line[8];
-            __m256i quad[8];
-            for (uint32_t r = 0; r < 8; r++)
-                line[r] = _mm256_loadu_si256((const __m256i *)(from + (size_t)(row + r) * d + dim));
-            for (uint32_t r = 0; r < 8; r += 4) {
-                __m256i low_01 = _mm256_unpacklo_epi32(line[r], line[r + 1]);
-                __m256i high_01 = _mm256_unpackhi_epi32(line[r], line[r + 1]);
-                __m256i low_23 = _mm256_unpacklo_epi32(line[r + 2], line[r + 3]);
-                __m256i high_23 = _mm256_unpackhi_epi32(line[r + 2], line[r + 3]);
-                quad[r] = _mm256_unpacklo_epi64(low_01, low_23);
-                quad[r + 1] = _mm256_unpackhi_epi64(low_01, low_23);
-                quad[r + 2] = _mm256_unpacklo_epi64(high_01, high_23);
-                quad[r + 3] = _mm256_unpackhi_epi64(high_01, high_23);
-            }
-            for (uint32_t pair = 0; pair < 8; pair++) {
-                __m256i rows = pair < 4 ? _mm256_permute2x128_si256(quad[pair], quad[pair + 4], 0x20)
-                                        : _mm256_permute2x128_si256(quad[pair - 4], quad[pair], 0x31);
-                float *to = x + (size_t)(dim + 2 * pair) * ROWS + row;
-                _mm256_storeu_si256((__m256i *)to, _mm256_slli_epi32(rows, 16));
-                _mm256_storeu_si256((__m256i *)(to + ROWS), _mm256_and_si256(rows, _mm256_set1_epi32(-65536)));
-            }
-        }
-}
-
-#else
-
-static void load_rows(const uint16_t *from, uint32_t d, float *x) {
-    for (uint32_t dim = 0; dim < d; dim++)
-        for (uint32_t row = 0; row < ROWS; row++)
-            x[(size_t)dim * ROWS + row] = oscar_bf16_to_float(from[(size_t)row * d + dim]);
-}
-
-#endif
-
-/* x -= c'(position), in the order of oscar_codec_centre(). */
+/* x = row - c'(position), in the order of oscar_codec_centre(). */
 static void take_out_centre(struct host_pack_scratch *scratch, uint64_t position) {
     const struct oscar_head_calibration *head = scratch->head;
     const struct oscar_turns *turns = &scratch->calibration->turns;
@@ -106,135 +67,162 @@ static void take_out_centre(struct host_pack_scratch *scratch, uint64_t position
     for (uint32_t dim = 0; dim < d; dim += STEP)
         for (uint32_t row = 0; row < ROWS; row += GROUPS * LANES) {
             vf centre[STEP][GROUPS];
+            LANES_UNROLL
             for (uint32_t j = 0; j < STEP; j++)
-                for (uint32_t g = 0; g < GROUPS; g++)
-                    centre[j][g] = vf_set(head->centre_static[dim + j]);
+                LANES_UNROLL
+            for (uint32_t g = 0; g < GROUPS; g++)
+                centre[j][g] = vf_set(head->centre_static[dim + j]);
             for (uint32_t i = 0; i < head->pairs; i++) {
                 const float *a = head->centre_cos + (size_t)i * d + dim;
                 const float *b = head->centre_sin + (size_t)i * d + dim;
+                LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++) {
                     vf cos_angle = vf_load(scratch->angle_cos + (size_t)i * ROWS + row + (size_t)g * LANES);
+                    LANES_UNROLL
                     for (uint32_t j = 0; j < STEP; j++)
                         centre[j][g] = vf_fma(cos_angle, vf_set(a[j]), centre[j][g]);
                 }
+                LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++) {
                     vf sin_angle = vf_load(scratch->angle_sin + (size_t)i * ROWS + row + (size_t)g * LANES);
+                    LANES_UNROLL
                     for (uint32_t j = 0; j < STEP; j++)
                         centre[j][g] = vf_fma(sin_angle, vf_set(b[j]), centre[j][g]);
                 }
             }
-            for (uint32_t j = 0; j < STEP; j++)
-                for (uint32_t g = 0; g < GROUPS; g++) {
-                    float *at = scratch->x + (size_t)(dim + j) * ROWS + row + (size_t)g * LANES;
-                    vf_store(at, vf_load(at) - centre[j][g]);
-                }
+            LANES_UNROLL
+            for (uint32_t j = 0; j < STEP; j += 2)
+                LANES_UNROLL
+            for (uint32_t g = 0; g < GROUPS; g++) {
+                size_t column = row + (size_t)g * LANES;
+                vi pair = vi_load(scratch->pairs + (size_t)((dim + j) / 2) * ROWS + column);
+                vf_store(scratch->x + (size_t)(dim + j) * ROWS + column, pair_even(pair) - centre[j][g]);
+                vf_store(scratch->x + (size_t)(dim + j + 1) * ROWS + column, pair_odd(pair) - centre[j + 1][g]);
+            }
         }
 }
 
-struct extremes {
-    vf low, high; /* least and greatest element */
-    vi threshold; /* magnitude bits of the element of the clip rank */
-    vi greatest;  /* magnitude bits of the largest element: NaN > Inf > every number */
-};
-
-/* Keeps the `count` largest magnitudes in order while it passes over the row once. */
-LANES_INLINE struct extremes find_few(const float *x, uint32_t d, uint32_t wanted, const uint32_t count) {
-    vi top[16];
-    for (uint32_t m = 0; m < count; m++)
-        top[m] = vi_set(-1);
-    struct extremes found = {.low = vf_load(x), .high = vf_load(x)};
-    for (uint32_t j = 0; j < d; j++) {
-        vf value = vf_load(x + (size_t)j * ROWS);
-        found.low = vf_min(found.low, value);
-        found.high = vf_max(found.high, value);
-        vi magnitude = vf_bits(value) & INT32_MAX;
-        for (uint32_t m = 0; m < count; m++) {
-            vi larger = vi_max(top[m], magnitude);
-            magnitude = vi_min(top[m], magnitude);
-            top[m] = larger;
+static void expand_pairs(struct host_pack_scratch *scratch, uint32_t d) {
+    for (uint32_t dim = 0; dim < d; dim += 2)
+        for (uint32_t row = 0; row < ROWS; row += LANES) {
+            vi pair = vi_load(scratch->pairs + (size_t)(dim / 2) * ROWS + row);
+            vf_store(scratch->x + (size_t)dim * ROWS + row, pair_even(pair));
+            vf_store(scratch->x + (size_t)(dim + 1) * ROWS + row, pair_odd(pair));
         }
-    }
-    found.greatest = top[0];
-    found.threshold = top[0];
-    for (uint32_t m = 1; m < count; m++)
-        found.threshold = m < wanted ? top[m] : found.threshold;
-    return found;
 }
 
-/* Any rank: the greatest bit pattern that at least `wanted` magnitudes reach, bit by bit from the top. */
-static struct extremes find_many(const float *x, uint32_t d, uint32_t wanted) {
-    struct extremes found = find_few(x, d, 1, 1);
-    vi prefix = vi_set(0);
-    for (int bit = 30; bit >= 0; bit--) {
-        vi candidate = prefix | vi_set((int32_t)1 << bit);
-        vi reached = vi_set(0);
-        for (uint32_t j = 0; j < d; j++)
-            reached = vi_count_ge(reached, vi_load(x + (size_t)j * ROWS) & INT32_MAX, candidate);
-        vi enough = reached >= vi_set((int32_t)wanted);
-        prefix = (candidate & enough) | (prefix & ~enough);
-    }
-    found.threshold = prefix;
-    return found;
-}
-
-static struct extremes find_extremes(const float *x, uint32_t d, uint32_t rank) {
-    uint32_t wanted = d - rank; /* the threshold is the wanted-th largest */
-    if (wanted <= 3)
-        return find_few(x, d, wanted, 3);
-    if (wanted <= 6)
-        return find_few(x, d, wanted, 6);
-    if (wanted <= 8)
-        return find_few(x, d, wanted, 8);
-    if (wanted <= 11)
-        return find_few(x, d, wanted, 11);
-    if (wanted <= 16)
-        return find_few(x, d, wanted, 16);
-    return find_many(x, d, wanted);
-}
-
-/* Scale and zero of every row. False when a row holds NaN or Inf, or a scale overflows binary16. */
-static bool find_scales(const float *x, uint32_t d, uint32_t rank, uint16_t *scale, uint16_t *zero) {
+/* Scale and zero of every row of a side, taken from x or, where x is NULL, from the pairs. False when a row holds NaN or
+ * Inf, or a scale overflows binary16. */
+static bool find_scales(struct host_pack_scratch *scratch, const float *x, uint32_t d, uint32_t rank, unsigned side) {
     vi greatest = vi_set(0);
     vi greatest_scale = vi_set(0);
     for (uint32_t row = 0; row < ROWS; row += LANES) {
-        struct extremes found = find_extremes(x + row, d, rank);
-        vf threshold = vf_from_bits(found.threshold);
-        vf low = vf_max(found.low, -threshold) + 0.0F; /* + 0: a minimum of -0 counts as +0, as in the oracle */
-        vf high = vf_min(found.high, threshold);
+        uint16_t *scale = scratch->scale[side] + row;
+        struct extremes found =
+            x ? select_floats(x + row, d, d - rank) : select_pairs(scratch->pairs + row, d, d - rank);
+        vf low = vf_max(found.low, -found.threshold) + 0.0F; /* + 0: a minimum of -0 counts as +0, as in the oracle */
+        vf high = vf_min(found.high, found.threshold);
         vf step = (high - low) / 3.0F;
-        step = vf_max(step, threshold * 0x1p-10F);
+        step = vf_max(step, found.threshold * 0x1p-10F);
         step = vf_max(step, vf_set(0x1p-24F));
-        vf_to_fp16(step, scale + row);
-        vf_to_fp16(-low / vf_from_fp16(scale + row), zero + row);
+        vf_to_fp16(step, scale);
+        vf_to_fp16(-low / vf_from_fp16(scale), scratch->zero[side] + row);
         greatest = vi_max(greatest, found.greatest);
-        greatest_scale = vi_max(greatest_scale, vi_load_u16(scale + row));
+        greatest_scale = vi_max(greatest_scale, vi_load_u16(scale));
     }
     return vi_reduce_max(greatest) < 0x7F800000 && vi_reduce_max(greatest_scale) < 0x7C00;
 }
 
-/* The clamp comes before the conversion: floor(v) clamped to 0..3 is v clamped to 0..3 and truncated. */
-LANES_INLINE vi code_of(vf value, vf scale, vf zero) {
-    vf code = value / scale + zero + 0.5F;
-    return vf_truncate(vf_min(vf_max(code, vf_set(0.0F)), vf_set(3.0F)));
+/*
+ * Rounding to nearest of finite rows. The oracle clamps the code; here x is clamped to the elements that the codes 0 and 3
+ * stand for, which gives the same code, as codes rise with x. Then the quotient is made without a division: with
+ * r = 1 / scale rounded and q = x * r, fma(fma(-q, scale, x), r, q) is x / scale rounded to nearest (Markstein; checked for
+ * all 2^33 pairs of a binary32 significand and one of the 1,024 significands that a binary16 scale can have). Where x is so
+ * small that the inner fma underflows, the quotient is too small to show beside zero + 0.5.
+ */
+struct nearest {
+    vf scale, zero, reciprocal, low, high;
+};
+
+LANES_INLINE struct nearest nearest_of(const struct host_pack_scratch *scratch, unsigned side, uint32_t row) {
+    vf scale = vf_from_fp16(scratch->scale[side] + row);
+    vf zero = vf_from_fp16(scratch->zero[side] + row);
+    return (struct nearest){
+        .scale = scale,
+        .zero = zero,
+        .reciprocal = 1.0F / scale,
+        .low = -zero * scale,
+        .high = (3.0F - zero) * scale,
+    };
 }
 
-static void code_k_nearest(struct host_pack_scratch *scratch, uint32_t d) {
+LANES_INLINE vi nearest_code(const struct nearest *n, vf x) {
+    x = vf_min(vf_max(x, n->low), n->high);
+#if HOST_LEVEL > 0
+    vf quotient = x * n->reciprocal;
+    quotient = vf_fma(vf_fnma(quotient, n->scale, x), n->reciprocal, quotient);
+#else
+    vf quotient = x / n->scale; /* where an fma is a call, a division is the cheaper way to the same bits */
+#endif
+    return vf_truncate(quotient + n->zero + 0.5F);
+}
+
+/* The codes of dims dim and dim + 1, the second one `apart` bits above the first. */
+LANES_INLINE vi nearest_pair(const struct host_pack_scratch *scratch, const float *x, const struct nearest *n,
+                             uint32_t dim, uint32_t row, const int apart) {
+    vf even;
+    vf odd;
+    if (x) {
+        even = vf_load(x + (size_t)dim * ROWS + row);
+        odd = vf_load(x + (size_t)(dim + 1) * ROWS + row);
+    } else {
+        vi pair = vi_load(scratch->pairs + (size_t)(dim / 2) * ROWS + row);
+        even = pair_even(pair);
+        odd = pair_odd(pair);
+    }
+    return nearest_code(n, even) | nearest_code(n, odd) << apart;
+}
+
+LANES_INLINE void code_k_nearest(struct host_pack_scratch *scratch, const float *x, uint32_t d) {
     const uint32_t wide = d / 64;
     for (uint32_t row = 0; row < ROWS; row += LANES) {
-        vf scale = vf_from_fp16(scratch->scale[0] + row);
-        vf zero = vf_from_fp16(scratch->zero[0] + row);
+        const struct nearest n = nearest_of(scratch, 0, row);
         for (uint32_t w = 0; w < wide; w++)
             for (uint32_t t = 0; t < 4; t++) {
                 vi word = vi_set(0);
-                for (uint32_t f = 0; f < 4; f++)
-                    for (uint32_t k = 0; k < 4; k++) {
-                        uint32_t dim = 16 * (wide * f + w) + 4 * t + k;
-                        vf value = vf_load(scratch->x + (size_t)dim * ROWS + row);
-                        word |= code_of(value, scale, zero) << (int)(8 * k + 2 * f);
-                    }
+                LANES_UNROLL
+                for (uint32_t f = 0; f < 4; f++) {
+                    uint32_t dim = 16 * (wide * f + w) + 4 * t;
+                    word |= nearest_pair(scratch, x, &n, dim, row, 8) << (int)(2 * f);
+                    word |= nearest_pair(scratch, x, &n, dim + 2, row, 8) << (int)(16 + 2 * f);
+                }
                 vi_store(scratch->k_words + (size_t)(4 * w + t) * ROWS + row, word);
             }
     }
+}
+
+/* Dims g and g + 1 in the two halves of a lane, taken apart at the end. */
+static void code_v(struct host_pack_scratch *scratch, uint32_t d) {
+    const uint32_t wide = d / 64;
+    for (uint32_t row = 0; row < ROWS; row += LANES) {
+        const struct nearest n = nearest_of(scratch, 1, row);
+        for (uint32_t r = 0; r < wide; r++)
+            for (uint32_t g = 0; g < 8; g += 2) {
+                vi halves = vi_set(0);
+                LANES_UNROLL
+                for (uint32_t i = 0; i < 8; i++)
+                    halves |= nearest_pair(scratch, NULL, &n, 8 * (wide * i + r) + g, row, 16) << (int)(2 * i);
+                vi_store_u16(scratch->v_halves + (size_t)(8 * r + g) * ROWS + row, halves);
+                vi_store_u16(scratch->v_halves + (size_t)(8 * r + g + 1) * ROWS + row, (halves >> 16) & 0xFFFF);
+            }
+    }
+}
+
+/* As in the oracle, for values that need not be finite. Clamped before the conversion: floor(v) clamped to 0..3 is v clamped
+ * to 0..3 and truncated; a NaN counts as 0. */
+LANES_INLINE vf feedback_code(vf value, vf scale, vf zero) {
+    vf code = value / scale + zero + 0.5F;
+    return vf_whole(vf_min(vf_max(code, vf_set(0.0F)), vf_set(3.0F)));
 }
 
 /*
@@ -254,29 +242,39 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
         for (uint32_t base = d; base > 0;) {
             base -= STEP;
             vf t[STEP][GROUPS];
+            LANES_UNROLL
             for (uint32_t j = 0; j < STEP; j++)
-                for (uint32_t g = 0; g < GROUPS; g++)
-                    t[j][g] = vf_load(x + (size_t)(base + j) * ROWS + (size_t)g * LANES);
+                LANES_UNROLL
+            for (uint32_t g = 0; g < GROUPS; g++)
+                t[j][g] = vf_load(x + (size_t)(base + j) * ROWS + (size_t)g * LANES);
             for (uint32_t i = d - 1; i >= base + STEP; i--) {
                 const float *line = feedback + (size_t)i * d + base;
                 vf error[GROUPS];
+                LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++)
                     error[g] = vf_load(x + (size_t)i * ROWS + (size_t)g * LANES);
+                LANES_UNROLL
                 for (uint32_t j = 0; j < STEP; j++)
-                    for (uint32_t g = 0; g < GROUPS; g++)
-                        t[j][g] = vf_fnma(vf_set(line[j]), error[g], t[j][g]);
+                    LANES_UNROLL
+                for (uint32_t g = 0; g < GROUPS; g++)
+                    t[j][g] = vf_fnma(vf_set(line[j]), error[g], t[j][g]);
             }
             vi partial[GROUPS];
+            LANES_UNROLL
             for (uint32_t g = 0; g < GROUPS; g++)
                 partial[g] = vi_set(0);
-            for (uint32_t i = STEP; i-- > 0;) {
+            LANES_UNROLL
+            for (uint32_t down = 0; down < STEP; down++) {
+                const uint32_t i = STEP - 1 - down;
                 const float *line = feedback + (size_t)(base + i) * d + base;
+                LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++) {
                     float *at = x + (size_t)(base + i) * ROWS + (size_t)g * LANES;
-                    vi code = code_of(t[i][g], scale[g], zero[g]);
-                    vf error = vf_fma(vf_from_int(code) - zero[g], scale[g], -vf_load(at));
+                    vf code = feedback_code(t[i][g], scale[g], zero[g]);
+                    vf error = vf_fma(code - zero[g], scale[g], -vf_load(at));
                     vf_store(at, error);
-                    partial[g] |= code << (int)(8 * i);
+                    partial[g] |= vf_truncate(code) << (int)(8 * i);
+                    LANES_UNROLL
                     for (uint32_t j = 0; j < i; j++)
                         t[j][g] = vf_fnma(vf_set(line[j]), error, t[j][g]);
                 }
@@ -289,23 +287,6 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
                 vi_store(word + (size_t)g * LANES, others | partial[g] << (int)(2 * f));
             }
         }
-    }
-}
-
-static void code_v(struct host_pack_scratch *scratch, uint32_t d) {
-    const uint32_t wide = d / 64;
-    for (uint32_t row = 0; row < ROWS; row += LANES) {
-        vf scale = vf_from_fp16(scratch->scale[1] + row);
-        vf zero = vf_from_fp16(scratch->zero[1] + row);
-        for (uint32_t r = 0; r < wide; r++)
-            for (uint32_t g = 0; g < 8; g++) {
-                vi half = vi_set(0);
-                for (uint32_t i = 0; i < 8; i++) {
-                    vf value = vf_load(scratch->x + (size_t)(8 * (wide * i + r) + g) * ROWS + row);
-                    half |= code_of(value, scale, zero) << (int)(2 * i);
-                }
-                vi_store_u16(scratch->v_halves + (size_t)(8 * r + g) * ROWS + row, half);
-            }
     }
 }
 
@@ -343,27 +324,42 @@ static void write_scales(const struct host_pack_scratch *scratch, uint8_t *scale
     }
 }
 
-bool HOST_NAME(level_pack)(struct host_pack_scratch *scratch, const uint8_t *dense_record, uint64_t position,
-                           uint8_t *packed_record) {
+static bool pack_k(struct host_pack_scratch *scratch, const uint16_t *rows, uint64_t position, uint8_t *packed_record) {
     const struct oscar_head_calibration *head = scratch->head;
     const uint32_t d = scratch->calibration->head_dim;
-    const uint16_t *k = (const uint16_t *)dense_record;
-    load_rows(k, d, scratch->x);
+    load_pairs(rows, d, scratch->pairs);
     if (head->centre_static)
         take_out_centre(scratch, position);
-    if (!find_scales(scratch->x, d, head->rank_k, scratch->scale[0], scratch->zero[0]))
+    else if (head->feedback)
+        expand_pairs(scratch, d);
+    if (!find_scales(scratch, head->centre_static ? scratch->x : NULL, d, head->rank_k, 0))
         return false;
     if (head->feedback)
         code_k_feedback(scratch, d, head->feedback);
+    else if (head->centre_static)
+        code_k_nearest(scratch, scratch->x, d);
     else
-        code_k_nearest(scratch, d);
+        code_k_nearest(scratch, NULL, d);
     write_k(scratch->k_words, d / 64, packed_record);
+    return true;
+}
 
-    load_rows(k + (size_t)ROWS * d, d, scratch->x);
-    if (!find_scales(scratch->x, d, head->rank_v, scratch->scale[1], scratch->zero[1]))
+static bool pack_v(struct host_pack_scratch *scratch, const uint16_t *rows, uint8_t *packed_record) {
+    const uint32_t d = scratch->calibration->head_dim;
+    load_pairs(rows, d, scratch->pairs);
+    if (!find_scales(scratch, NULL, d, scratch->head->rank_v, 1))
         return false;
     code_v(scratch, d);
     write_v(scratch->v_halves, d / 64, packed_record + oscar_packed_v_offset(d));
+    return true;
+}
+
+bool HOST_NAME(level_pack)(struct host_pack_scratch *scratch, const uint8_t *dense_record, uint64_t position,
+                           uint8_t *packed_record) {
+    const uint32_t d = scratch->calibration->head_dim;
+    const uint16_t *rows = (const uint16_t *)dense_record;
+    if (!pack_k(scratch, rows, position, packed_record) || !pack_v(scratch, rows + (size_t)ROWS * d, packed_record))
+        return false;
     write_scales(scratch, packed_record + oscar_packed_scales_offset(d));
     return true;
 }
