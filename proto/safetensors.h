@@ -11,7 +11,7 @@
 
 #include "proto/cause.h"
 
-#define OSCAR_SAFETENSORS_MAX_HEADER_BYTES (UINT64_C(16) << 20) /* a header of 100,000 tensors */
+#define OSCAR_SAFETENSORS_MAX_HEADER_BYTES (UINT64_C(4) << 20) /* 30,000 tensors; parsed it takes 20 times as much */
 #define OSCAR_SAFETENSORS_MAX_DIMS 8U
 
 enum oscar_tensor_type {
@@ -43,7 +43,8 @@ struct oscar_safetensors; /* opaque */
 int oscar_safetensors_parse(const void *bytes, size_t size, struct oscar_safetensors **ret, struct oscar_cause *cause);
 void oscar_safetensors_free(struct oscar_safetensors *file); /* NULL is fine */
 
-/* Maps and parses a file read-only; the mapping is owned by the object. OSCAR_ERR_IO / OSCAR_ERR_NOT_FOUND / as parse. */
+/* Maps and parses a file read-only; the mapping is owned by the object. OSCAR_ERR_IO / OSCAR_ERR_NOT_FOUND / as parse. For tools:
+ * who cuts the file meanwhile kills the reader (SIGBUS), so a daemon reads it into memory of its own and parses that. */
 int oscar_safetensors_open(const char *path, struct oscar_safetensors **ret, struct oscar_cause *cause);
 
 /* OSCAR_ERR_NOT_FOUND without a cause when there is no such tensor. */
