@@ -17,10 +17,14 @@
  * the last failed call of the calling thread is oscar_error_detail(), with the remedy in oscar_error_remedy(code).
  *
  * Deadlines. A call that speaks to the daemon returns within the client's timeout (options.timeout_ms, oscar_client_set_timeout)
- * with OSCAR_ERR_TIMEOUT at worst; calls that only touch memory or enqueue work do not wait at all.
+ * with OSCAR_ERR_TIMEOUT at worst (oscar_seq_wait: within its own time and that one); calls that only touch memory or enqueue
+ * work do not wait at all. A call that ran out of time may have been carried out all the same; the library finds out with its
+ * next call. Once the daemon has gone every call that speaks to it is OSCAR_ERR_DISCONNECTED at once, and attention over the
+ * pages that a sequence has goes on working until the client is closed.
  *
  * Threads. A client and a model may be used from any threads at once; a sequence from one thread at a time. The library starts
- * no thread, except for an asynchronous host stream that the caller opens.
+ * no thread, except for an asynchronous host stream that the caller opens. A forked child may not use its parent's client:
+ * OSCAR_ERR_STATE; it opens one of its own.
  *
  * Streams. Calls that touch pages take the worker's stream and return at once; NULL runs the work inside the call, in the calling
  * thread. A sequence's calls go to one stream, or the caller orders its streams. On the host backend a stream is opened by
@@ -46,6 +50,14 @@
 #endif
 
 #ifdef __cplusplus
+template <typename type> type oscar_init() {
+    type object = type();
+    object.size = sizeof(type);
+    return object;
+}
+#endif
+
+#ifdef __cplusplus
 extern "C" {
 #endif
 
@@ -54,6 +66,13 @@ struct oscar_model;
 struct oscar_seq;
 struct oscar_lease;
 struct oscar_stream;
+
+/* An empty struct of options or information: `struct oscar_client_options options = OSCAR_INIT(struct oscar_client_options);` */
+#ifdef __cplusplus
+#define OSCAR_INIT(type) (oscar_init<type>())
+#else
+#define OSCAR_INIT(type) ((type){.size = sizeof(type)})
+#endif
 
 /* Library version, "0.1.0". */
 OSCAR_API const char *oscar_version(void);
@@ -204,8 +223,9 @@ OSCAR_API int oscar_seq_rows(struct oscar_seq *seq, uint32_t layer, uint32_t kv_
                              uint32_t *ret_rows);
 
 /* `count` more tokens (their ids) are complete in all layers once `stream` has passed this point. Speaks to the daemon only when a
- * page fills or the daemon has something to tell. OSCAR_ERR_NOT_FINITE: an earlier page could not be sealed; the sequence can
- * only be closed. */
+ * page fills or the daemon has something to tell; with a count of 0, always. OSCAR_ERR_NOT_FINITE: an earlier page could not be
+ * sealed; the sequence can only be closed. OSCAR_ERR_TIMEOUT or _DISCONNECTED, and whatever else the daemon answers: the tokens
+ * are committed all the same (committed_tokens says so) and are told to the daemon by a later call: do not give them again. */
 OSCAR_API int oscar_seq_advance(struct oscar_seq *seq, struct oscar_stream *stream, const uint32_t *tokens, uint32_t count);
 
 /* A second sequence with the same committed tokens: sealed pages are shared, the unsealed tail is copied. */

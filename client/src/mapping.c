@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/src/mapping.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+
+#define MAX_ARENA_BYTES (UINT64_C(1) << 45) /* of address space */
+#define MAX_ARENA_CHUNKS (UINT64_C(1) << 22)
+#define MAX_UNCLAIMED_CHUNKS 65536U
+
+static const char *const form_names[OSCAR_FORMS] = {"sink", "dense", "packed"};
+
+void oscar_mappings_init(struct oscar_mappings *mappings) {
+    pthread_mutex_init(&mappings->lock, NULL);
+    mappings->unclaimed_end = &mappings->unclaimed;
+}
+
+/* With the lock. */
+static void drop_unclaimed(struct oscar_mappings *mappings) {
+    while (mappings->unclaimed != NULL) {
+        struct oscar_unclaimed_chunk *chunk = mappings->unclaimed;
+        mappings->unclaimed = chunk->next;
+        (void)close(chunk->fd);
+        free(chunk);
+    }
+    mappings->unclaimed_end = &mappings->unclaimed;
+}
+
+void oscar_mappings_destroy(struct oscar_mappings *mappings) {
+    drop_unclaimed(mappings);
+    pthread_mutex_destroy(&mappings->lock);
+}
+
+/* --- one chunk ---------------------------------------------------------------------------------------------------- */
+
+struct oscar_chunk_slot *oscar_mapping_slot(const struct oscar_mapping *mapping, oscar_page_ref ref) {
+    unsigned form = oscar_page_ref_form(ref);
+    if (form >= OSCAR_FORMS || oscar_page_ref_id(ref) >= mapping->arenas[form].max_pages)
+        return NULL;
+    const struct oscar_arena *arena = &mapping->arenas[form];
+    return &arena->chunk[oscar_page_ref_id(ref) / arena->chunk_pages];
+}
+
+/* What a notice says about a chunk must fit the arenas that the model's reply has described. */
+static int check_place(const struct oscar_mapping *mapping, const struct oscar_chunk_info *info,
+                       struct oscar_cause *cause) {
+    if ((unsigned)info->form >= OSCAR_FORMS)
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "chunk of form %d", (int)info->form);
+    if (info->index >= mapping->arenas[info->form].chunks || info->generation == 0)
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%s chunk %" PRIu32 " of %" PRIu32 ", generation %" PRIu64,
+                          form_names[info->form], info->index, mapping->arenas[info->form].chunks, info->generation);
+    return 0;
+}
+
+static int map_chunk(const struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
+                     struct oscar_cause *cause) {
+    int r = check_place(mapping, info, cause);
+    if (r < 0)
+        return r;
+    const struct oscar_arena *arena = &mapping->arenas[info->form];
+    struct oscar_chunk_slot *slot = &arena->chunk[info->index];
+    if (info->bytes != arena->chunk_bytes || (info->writable && info->form != OSCAR_FORM_DENSE))
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%s chunk %" PRIu32 ": %" PRIu64 " bytes for %" PRIu64 "%s",
+                          form_names[info->form], info->index, info->bytes, arena->chunk_bytes,
+                          info->writable ? ", writable" : "");
+    if (info->generation < slot->generation)
+        return 0; /* overtaken by a newer one */
+    if (slot->references > 0 && (info->generation != slot->generation || info->writable != slot->writable))
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
+                          "%s chunk %" PRIu32 " is replaced under %" PRIu32 " page table entries",
+                          form_names[info->form], info->index, slot->references);
+    slot->generation = info->generation;
+    slot->writable = info->writable;
+    /* A chunk that cannot be mapped fails the sequence that is sent to it, not the connection. */
+    slot->failure = mapping->attachment->ops->range_map(arena->range, info->index * arena->chunk_bytes,
+                                                        arena->chunk_bytes, fd, info->writable, cause);
+    slot->mapped = slot->failure == 0;
+    return 0;
+}
+
+static int unmap_chunk(const struct oscar_mapping *mapping, const struct oscar_chunk_info *info,
+                       struct oscar_cause *cause) {
+    int r = check_place(mapping, info, cause);
+    if (r < 0)
+        return r;
+    const struct oscar_arena *arena = &mapping->arenas[info->form];
+    struct oscar_chunk_slot *slot = &arena->chunk[info->index];
+    if (info->generation != slot->generation || !slot->mapped)
+        return 0; /* speaks of an older chunk */
+    if (slot->references > 0)
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
+                          "%s chunk %" PRIu32 " is taken from under %" PRIu32 " page table entries",
+                          form_names[info->form], info->index, slot->references);
+    slot->mapped = slot->writable = false;
+    return mapping->attachment->ops->range_unmap(arena->range, info->index * arena->chunk_bytes, arena->chunk_bytes) < 0
+               ? oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "%s chunk %" PRIu32 " cannot be unmapped",
+                            form_names[info->form], info->index)
+               : 0;
+}
+
+/* --- notices ------------------------------------------------------------------------------------------------------ */
+
+static struct oscar_mapping *find(const struct oscar_mappings *mappings, uint64_t model) {
+    struct oscar_mapping *mapping = mappings->first;
+    while (mapping != NULL && mapping->model != model)
+        mapping = mapping->next;
+    return mapping;
+}
+
+/* The reply that makes the model known comes after the notice of its chunks. */
+static int keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_chunk_info *info, int *fd,
+                          struct oscar_cause *cause) {
+    unsigned kept = 0;
+    for (const struct oscar_unclaimed_chunk *chunk = mappings->unclaimed; chunk != NULL; chunk = chunk->next)
+        kept++;
+    struct oscar_unclaimed_chunk *chunk = kept < MAX_UNCLAIMED_CHUNKS ? malloc(sizeof(*chunk)) : NULL;
+    if (chunk == NULL)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for chunk %u of a model that is being opened", kept);
+    *chunk = (struct oscar_unclaimed_chunk){.info = *info, .fd = TAKE_FD(*fd)};
+    *mappings->unclaimed_end = chunk;
+    mappings->unclaimed_end = &chunk->next;
+    return 0;
+}
+
+int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct oscar_record *record,
+                          struct oscar_cause *cause) {
+    struct oscar_mappings *mappings = arg;
+    bool gone = notice->kind == OSCAR_NOTICE_CHUNKS_GONE;
+    if (record->fds != (gone ? 0U : notice->chunks)) {
+        unsigned fds = record->fds;
+        oscar_record_close_fds(record);
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%u descriptors with a notice of %" PRIu32 " chunks", fds,
+                          notice->chunks);
+    }
+    int r = 0;
+    pthread_mutex_lock(&mappings->lock);
+    for (uint32_t i = 0; i < notice->chunks && r == 0; i++) {
+        const struct oscar_chunk_info *info = &notice->chunk[i];
+        const struct oscar_mapping *mapping = find(mappings, info->model);
+        if (mapping != NULL)
+            r = gone ? unmap_chunk(mapping, info, cause) : map_chunk(mapping, info, record->fd[i], cause);
+        else if (!gone && mappings->opening > 0)
+            r = keep_unclaimed(mappings, info, &record->fd[i], cause);
+    }
+    pthread_mutex_unlock(&mappings->lock);
+    oscar_record_close_fds(record);
+    return r;
+}
+
+void oscar_mappings_expect(struct oscar_mappings *mappings) {
+    pthread_mutex_lock(&mappings->lock);
+    mappings->opening++;
+    pthread_mutex_unlock(&mappings->lock);
+}
+
+void oscar_mappings_expected(struct oscar_mappings *mappings) {
+    pthread_mutex_lock(&mappings->lock);
+    if (--mappings->opening == 0)
+        drop_unclaimed(mappings);
+    pthread_mutex_unlock(&mappings->lock);
+}
+
+/* With the lock. */
+static int claim(struct oscar_mappings *mappings, const struct oscar_mapping *mapping, struct oscar_cause *cause) {
+    int r = 0;
+    struct oscar_unclaimed_chunk **link = &mappings->unclaimed;
+    while (*link != NULL) {
+        struct oscar_unclaimed_chunk *chunk = *link;
+        if (chunk->info.model != mapping->model) {
+            link = &chunk->next;
+            continue;
+        }
+        *link = chunk->next;
+        if (r == 0)
+            r = map_chunk(mapping, &chunk->info, chunk->fd, cause);
+        (void)close(chunk->fd);
+        free(chunk);
+    }
+    mappings->unclaimed_end = link;
+    return r;
+}
+
+/* --- one model ---------------------------------------------------------------------------------------------------- */
+
+static int open_arena(const struct oscar_attachment *attachment, enum oscar_form form,
+                      const struct oscar_geometry *geometry, const struct oscar_arena_info *info,
+                      struct oscar_arena *ret, struct oscar_cause *cause) {
+    uint64_t page_bytes =
+        form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(geometry) : oscar_dense_page_bytes(geometry);
+    if (info->page_bytes < page_bytes || info->page_bytes % 16 != 0 || info->page_bytes > OSCAR_MAX_PAGE_BYTES * 2 ||
+        info->chunk_pages == 0 || info->max_pages == 0 || info->max_pages > OSCAR_PAGE_ID_MASK)
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
+                          "%s arena: pages of %" PRIu64 " bytes where %" PRIu64 " are needed, %" PRIu32
+                          " a chunk, %" PRIu64 " in all",
+                          form_names[form], info->page_bytes, page_bytes, info->chunk_pages, info->max_pages);
+    uint64_t chunk_bytes = info->page_bytes * info->chunk_pages; /* both fit 32 bits, about */
+    uint64_t chunks = (info->max_pages - 1) / info->chunk_pages + 1;
+    uint64_t granularity = attachment->ops->granularity(attachment->device);
+    if (chunk_bytes % granularity != 0 || chunks > MAX_ARENA_CHUNKS || chunk_bytes > MAX_ARENA_BYTES / chunks)
+        return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
+                          "%s arena: %" PRIu64 " chunks of %" PRIu64 " bytes, not a multiple of %" PRIu64
+                          " or too many",
+                          form_names[form], chunks, chunk_bytes, granularity);
+    struct oscar_chunk_slot *chunk = calloc(chunks, sizeof(*chunk));
+    if (chunk == NULL)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "%s arena: no memory for %" PRIu64 " chunks", form_names[form],
+                          chunks);
+    struct oscar_range *range;
+    int r = attachment->ops->range_reserve(attachment->device, chunks * chunk_bytes, &range, cause);
+    if (r < 0) {
+        free(chunk);
+        return r;
+    }
+    *ret = (struct oscar_arena){.range = range,
+                                .base = attachment->ops->range_address(range),
+                                .page_bytes = info->page_bytes,
+                                .chunk_bytes = chunk_bytes,
+                                .max_pages = info->max_pages,
+                                .chunk_pages = info->chunk_pages,
+                                .chunks = (uint32_t)chunks,
+                                .chunk = chunk};
+    return 0;
+}
+
+struct oscar_mapping *oscar_mapping_ref(struct oscar_mapping *mapping) {
+    atomic_fetch_add_explicit(&mapping->references, 1, memory_order_relaxed);
+    return mapping;
+}
+
+void oscar_mapping_unref(struct oscar_mapping *mapping) {
+    if (mapping == NULL || atomic_fetch_sub_explicit(&mapping->references, 1, memory_order_acq_rel) != 1)
+        return;
+    for (unsigned form = 0; form < OSCAR_FORMS; form++)
+        if (mapping->arenas[form].range != NULL) {
+            mapping->attachment->ops->range_free(mapping->arenas[form].range);
+            free(mapping->arenas[form].chunk);
+        }
+    oscar_attachment_unref(mapping->attachment);
+    free(mapping);
+}
+
+static void cleanup_mapping(struct oscar_mapping **mapping) { oscar_mapping_unref(*mapping); }
+
+static int make_mapping(struct oscar_attachment *attachment, const struct oscar_geometry *geometry,
+                        const struct oscar_reply *reply, struct oscar_mapping **ret, struct oscar_cause *cause) {
+    _cleanup_(cleanup_mapping) struct oscar_mapping *mapping = calloc(1, sizeof(*mapping));
+    if (mapping == NULL)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a model");
+    atomic_init(&mapping->references, 1);
+    mapping->attachment = oscar_attachment_ref(attachment);
+    mapping->model = reply->model_open.model;
+    for (unsigned form = 0; form < OSCAR_FORMS; form++) {
+        int r = open_arena(attachment, (enum oscar_form)form, geometry, &reply->model_open.arenas[form],
+                           &mapping->arenas[form], cause);
+        if (r < 0)
+            return r;
+    }
+    *ret = TAKE_PTR(mapping);
+    return 0;
+}
+
+int oscar_mapping_open(struct oscar_mappings *mappings, struct oscar_attachment *attachment,
+                       const struct oscar_geometry *geometry, const struct oscar_reply *reply,
+                       struct oscar_mapping **ret, struct oscar_cause *cause) {
+    /* Only the receiver comes here, so nobody else adds a mapping between the look and the insertion. */
+    pthread_mutex_lock(&mappings->lock);
+    struct oscar_mapping *known = find(mappings, reply->model_open.model);
+    if (known != NULL) {
+        known->opens++;
+        *ret = oscar_mapping_ref(known);
+    }
+    pthread_mutex_unlock(&mappings->lock);
+    if (known != NULL)
+        return 0;
+
+    _cleanup_(cleanup_mapping) struct oscar_mapping *mapping = NULL;
+    int r = make_mapping(attachment, geometry, reply, &mapping, cause);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&mappings->lock);
+    r = claim(mappings, mapping, cause);
+    if (r == 0) {
+        mapping->opens = 1;
+        mapping->next = mappings->first;
+        mappings->first = mapping;
+    }
+    pthread_mutex_unlock(&mappings->lock);
+    if (r < 0)
+        return r;
+    *ret = TAKE_PTR(mapping);
+    return 0;
+}
+
+void oscar_mapping_close(struct oscar_mappings *mappings, struct oscar_mapping *mapping) {
+    pthread_mutex_lock(&mappings->lock);
+    if (--mapping->opens == 0) {
+        struct oscar_mapping **link = &mappings->first;
+        while (*link != mapping)
+            link = &(*link)->next;
+        *link = mapping->next;
+    }
+    pthread_mutex_unlock(&mappings->lock);
+    oscar_mapping_unref(mapping);
+}
