@@ -8,9 +8,7 @@
 
 #include "proto/text.h"
 
-#undef oscar_fail /* the analyser's stand-in */
-
-int oscar_fail(struct oscar_cause *cause, int error, const char *format, ...) {
+int(oscar_fail)(struct oscar_cause *cause, int error, const char *format, ...) {
     if (cause == NULL)
         return error;
     int saved = errno; /* for %m in the format, and for a caller that looks at it afterwards */

@@ -15,6 +15,7 @@
 #ifndef OSCAR_PROTO_WINDOW_H
 #define OSCAR_PROTO_WINDOW_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "oscar/geometry.h"
