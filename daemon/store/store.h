@@ -6,6 +6,15 @@
  *
  * Handles (sequences, leases, models) are 64-bit: index | generation << 32; a stale one is OSCAR_ERR_STALE, another client's is
  * OSCAR_ERR_NOT_FOUND.
+ *
+ * Hooks are called from within the store's functions and must not call back into it. waiter_done comes from store_poll, and from
+ * store_request where that ends a parked call: a close, a sequence that goes on, or the window being used while a fork is parked
+ * (the window belongs to one request at a time, so whoever uses it again has given the fork up).
+ *
+ * A fork's copies: the sources in its reply stay what they are until the child's fence counter is >= 1 (the client's stream raises it
+ * to 1 behind the copies) or the child's close is through.
+ *
+ * MODEL_CLOSE closes the model's sequences as a SEQ_CLOSE with their last fence + 2 would.
  */
 #ifndef OSCAR_DAEMON_STORE_H
 #define OSCAR_DAEMON_STORE_H
@@ -14,6 +23,7 @@
 #include <stdint.h>
 
 #include "oscar/device.h"
+
 #include "proto/digest.h"
 #include "proto/window.h"
 #include "proto/wire.h"
@@ -38,12 +48,12 @@ struct store_hooks {
 struct store_options {
     const struct oscar_device_ops *ops;
     struct oscar_device *device;
-    uint64_t budget_bytes;   /* of all chunks together */
-    uint64_t chunk_bytes;    /* aim of one chunk; at least one page */
+    uint64_t budget_bytes; /* of all chunks together */
+    uint64_t chunk_bytes;  /* aim of one chunk; at least one page */
     uint32_t pack_threads;
     uint32_t max_sequences, max_leases; /* of one client */
-    uint64_t hash_seed;      /* secret; tests force one */
-    bool hash_collide;       /* tests: every page hash is the same */
+    uint64_t hash_seed;                 /* secret; tests force one */
+    bool hash_collide;                  /* tests: every page hash is the same */
     struct store_hooks hooks;
 };
 
@@ -57,12 +67,15 @@ void store_poll(struct store *store, uint64_t now_ns);
 
 /* --- models: shared by all clients that open the same identity; calibration is owned by the store from here on --- */
 
-/* Finds or makes the model (identity complete, tenant and calibration digest filled in). `calibration_fd`/`turns_fd`: memfds to be sent to
- * clients, or -1, owned by the store when it takes the calibration. If the model exists already, calibration and descriptors are freed.
- * OSCAR_ERR_NO_SPACE when the budget cannot hold one page of each form. */
+/* Finds or makes the model (identity complete, tenant and calibration digest filled in). Calibration (NULL is fine for a known model) and
+ * `calibration_fd`/`turns_fd` (memfds to be sent to clients, or -1) are taken in every case: on failure, and if the model exists already,
+ * they are freed. The memory that the calibration lies in must stay for as long as the store does. ret_fd: the calibration's bytes, then
+ * the turn tables, *ret_fds of them; they are the store's, the caller duplicates them. arenas[].page_bytes is the distance from page to
+ * page: the page's bytes, padded where whole chunks would not fall on the device's granularity otherwise.
+ * OSCAR_ERR_NO_SPACE when the budget cannot hold one chunk of each form. */
 int store_model_open(struct store *store, struct store_client *client, const struct oscar_identity *identity,
-                     struct oscar_calibration *calibration, int calibration_fd, int turns_fd, struct oscar_reply *ret_reply, int ret_fd[2],
-                     unsigned *ret_fds, struct oscar_cause *cause);
+                     struct oscar_calibration *calibration, int calibration_fd, int turns_fd,
+                     struct oscar_reply *ret_reply, int ret_fd[2], unsigned *ret_fds, struct oscar_cause *cause);
 int store_model_close(struct store *store, struct store_client *client, uint64_t model, struct oscar_cause *cause);
 /* A loaded calibration of this digest and geometry, if some model has it: then the caller need not load it again. */
 bool store_knows_model(struct store *store, const struct oscar_identity *identity);
@@ -71,8 +84,8 @@ bool store_knows_model(struct store *store, const struct oscar_identity *identit
 
 /* `window`, `fences`: the daemon's mappings of the client's memfds; they outlive the client's exit. `group_key` names who may adopt its
  * leases (user, tenant and group). */
-int store_client_new(struct store *store, void *client_arg, void *window, oscar_fence_slot *fences, const char *group_key,
-                     struct store_client **ret);
+int store_client_new(struct store *store, void *client_arg, void *window, oscar_fence_slot *fences,
+                     const char *group_key, struct store_client **ret);
 /* The connection ended: sequences and leases close now; whatever its process may still read or write is quarantined until ... */
 void store_client_gone(struct store *store, struct store_client *client);
 /* ... its process has exited (pidfd): then the quarantine ends and the client is freed. Without a pidfd call both. After `gone` the
@@ -82,8 +95,8 @@ void store_client_exited(struct store *store, struct store_client *client);
 /* --- the verbs: request in, reply out (error codes by return value, reply untouched then). OSCAR_PARKED: the reply comes by
  * waiter_done. `request` is one of PROBE .. SEQ_CLOSE. Tokens are read from, and updates written to, the client's window. --- */
 #define OSCAR_PARKED 1
-int store_request(struct store *store, struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
-                  struct oscar_reply *ret_reply, struct oscar_cause *cause);
+int store_request(struct store *store, struct store_client *client, const struct oscar_request *request,
+                  uint64_t now_ns, struct oscar_reply *ret_reply, struct oscar_cause *cause);
 /* Next time at which a parked call must be timed out (store_poll does it), 0 for none. */
 uint64_t store_next_deadline(const struct store *store);
 
@@ -95,7 +108,8 @@ struct store_flush {
 void store_flush(struct store *store, const struct oscar_digest *model /* NULL: all */, struct store_flush *ret);
 /* Fills at most `capacity` events (kind STORED, form as now) of pages that can be found, from `cursor` on, parents first;
  * *ret_next 0 at the end. */
-uint32_t store_snapshot(struct store *store, uint64_t cursor, struct oscar_event *ret_events, uint32_t capacity, uint64_t *ret_next);
+uint32_t store_snapshot(struct store *store, uint64_t cursor, struct oscar_event *ret_events, uint32_t capacity,
+                        uint64_t *ret_next);
 /* The metrics of metrics.h. */
 uint32_t store_metrics(const struct store *store, struct oscar_metric *ret, uint32_t capacity);
 /* Every invariant (free + used = total, reference counts, tree links, heap order, states): 0 or OSCAR_ERR_CORRUPT with the

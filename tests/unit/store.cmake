@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# The store on a fake device: no daemon, no kernels.
+oscar_library(oscar_store_rig ${PROJECT_SOURCE_DIR}/tests/support/fake_device.c ${PROJECT_SOURCE_DIR}/tests/support/store_rig.c)
+target_link_libraries(oscar_store_rig PUBLIC oscar_store PkgConfig::CMOCKA)
+
+foreach(subject life)
+  oscar_test(store_${subject} SOURCES store_${subject}.c LIBS oscar_store_rig)
+endforeach()
