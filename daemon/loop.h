@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon's one event loop: io_uring, or epoll behind the same interface where io_uring is refused. One thread; callbacks run
- * from loop_run only, and may add and remove sources, their own included. Nothing in a callback blocks.
+ * The daemon's one event loop: io_uring, or epoll behind the same interface where io_uring is refused. One thread;
+ * callbacks run from loop_run only, and may add and remove sources, their own included. Nothing in a callback blocks.
  */
 #ifndef OSCAR_DAEMON_LOOP_H
 #define OSCAR_DAEMON_LOOP_H
@@ -47,11 +47,17 @@ struct loop_link_handlers {
 #define LOOP_LINK_QUEUE_RECORDS 64U /* unsent records a connection may have: one more, and it is cut off */
 
 /* Takes the connected socket. */
-int loop_link_open(struct loop *loop, int socket, const struct loop_link_handlers *handlers, void *arg, struct loop_link **ret);
-/* Queues one record; bytes are copied, descriptors duplicated (the caller keeps its own). OSCAR_ERR_LIMIT when the queue is full (the link
- * is then lost), OSCAR_ERR_DISCONNECTED after `gone`. */
-int loop_link_send(struct loop_link *link, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd, unsigned fds);
-/* Sends what is queued if `flush`, then closes; no callback afterwards. */
+int loop_link_open(struct loop *loop, int socket, const struct loop_link_handlers *handlers, void *arg,
+                   struct loop_link **ret);
+/* Queues one record; bytes are copied, descriptors duplicated (the caller keeps its own). OSCAR_ERR_LIMIT when the
+ * queue is full (the link is then lost), OSCAR_ERR_DISCONNECTED after `gone`. */
+int loop_link_send(struct loop_link *link, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd,
+                   unsigned fds);
+/* Sends what is queued if `flush` (for two seconds at most), then closes; no callback afterwards. */
 void loop_link_close(struct loop_link *link, bool flush);
+/* Descriptors that peers have sent on all links so far; every one was closed. */
+uint64_t loop_descriptors_received(const struct loop *loop);
+/* Some link that was closed with `flush` is still sending. */
+bool loop_links_flushing(const struct loop *loop);
 
 #endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/serve/metrics.h"
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "daemon/serve/state.h"
+
+static uint64_t clients_now(const struct serve *serve) { return serve->connections; }
+
+static uint64_t sessions_quarantined(const struct serve *serve) {
+    uint64_t count = 0;
+    for (const struct session *session = serve->sessions; session != NULL; session = session->next)
+        count += session->link == NULL;
+    return count;
+}
+
+static uint64_t descriptors_refused(const struct serve *serve) { return loop_descriptors_received(serve->loop); }
+
+static uint64_t lines_dropped(const struct serve *serve) {
+    (void)serve;
+    return log_lines_dropped();
+}
+
+#define COUNTER(field) offsetof(struct serve, counters.field), NULL
+#define VALUE(function) 0, function
+
+/* One row a metric; `verb` rows are repeated a verb. */
+static const struct {
+    const char *name, *unit;
+    bool counter, verbs;
+    size_t offset;
+    uint64_t (*value)(const struct serve *serve); /* NULL: at `offset` */
+    const char *help;
+} rows[] = {
+    {"oscard_clients", "", false, false, VALUE(clients_now), "connections now"},
+    {"oscard_clients_quarantined", "", false, false, VALUE(sessions_quarantined),
+     "ended connections whose process lives and may still read pages"},
+    {"oscard_connections_total", "", true, false, COUNTER(connections), "connections accepted"},
+    {"oscard_connections_refused_total", "", true, false, COUNTER(refused_clients),
+     "connections over [limits] clients"},
+    {"oscard_hello_total", "", true, false, COUNTER(hellos), "clients greeted"},
+    {"oscard_version_refused_total", "", true, false, COUNTER(version_refused), "clients of another major version"},
+    {"oscard_requests_total", "", true, true, COUNTER(requests), "requests of workers"},
+    {"oscard_request_errors_total", "", true, false, COUNTER(request_errors), "requests answered with an error"},
+    {"oscard_protocol_errors_total", "", true, false, COUNTER(protocol_errors),
+     "connections ended for a broken protocol"},
+    {"oscard_queue_overflows_total", "", true, false, COUNTER(queue_overflows),
+     "connections cut off because they do not read"},
+    {"oscard_descriptors_refused_total", "", true, false, VALUE(descriptors_refused),
+     "descriptors sent by clients, all closed"},
+    {"oscard_chunks_announced_total", "", true, false, COUNTER(chunks_announced), "chunk descriptors sent to clients"},
+    {"oscard_calibrations_loaded_total", "", true, false, COUNTER(calibrations_loaded),
+     "calibration files read and verified"},
+    {"oscard_admin_requests_total", "", true, false, COUNTER(admin_requests), "administration requests"},
+    {"oscard_events_total", "", true, false, COUNTER(events), "events published"},
+    {"oscard_events_failed_total", "", true, false, COUNTER(events_failed), "events that could not be published"},
+    {"oscard_log_lines_dropped_total", "", true, false, VALUE(lines_dropped),
+     "log lines that the disk or pipe did not take"},
+    {"oscard_loop_turns_total", "", true, false, COUNTER(turns), "wake-ups of the event loop"},
+    {"oscard_loop_turn_max_ns", "ns", false, false, COUNTER(turn_ns_max),
+     "longest time that the event loop was busy at once"},
+};
+
+static void fill(struct oscar_metric *ret, size_t row, const char *labels, uint64_t value) {
+    *ret = (struct oscar_metric){.counter = rows[row].counter, .value = value};
+    snprintf(ret->name, sizeof(ret->name), "%s", rows[row].name);
+    snprintf(ret->labels, sizeof(ret->labels), "%s", labels);
+    snprintf(ret->unit, sizeof(ret->unit), "%s", rows[row].unit);
+    snprintf(ret->help, sizeof(ret->help), "%s", rows[row].help);
+}
+
+uint32_t serve_metrics(const struct serve *serve, struct oscar_metric *ret, uint32_t capacity) {
+    uint32_t count = 0;
+    for (size_t row = 0; row < sizeof(rows) / sizeof(rows[0]); row++) {
+        const uint64_t *values = (const uint64_t *)(const void *)((const char *)serve + rows[row].offset);
+        if (!rows[row].verbs) {
+            if (count < capacity)
+                fill(&ret[count++], row, "", rows[row].value != NULL ? rows[row].value(serve) : *values);
+            continue;
+        }
+        for (unsigned verb = OSCAR_HELLO; verb < OSCAR_VERBS; verb++) {
+            char labels[64];
+            snprintf(labels, sizeof(labels), "verb=\"%s\"", oscar_verb_name((enum oscar_verb)verb));
+            if (count < capacity)
+                fill(&ret[count++], row, labels, values[verb]);
+        }
+    }
+    return count;
+}

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+oscar_test(daemon_loop SOURCES ${CMAKE_CURRENT_LIST_DIR}/daemon_loop.c LIBS oscar_daemon)
