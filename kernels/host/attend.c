@@ -5,22 +5,23 @@
  * the number of threads. Three passes over the pool: rotate and prepare the queries, attend to the chunks, merge and
  * un-rotate. Blocks are taken in waves, so that partial results of a large batch do not need memory all at once.
  */
+#include "kernels/host/attend.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "kernels/host/attend.h"
 #include "kernels/host/host.h"
 #include "kernels/number.h"
 #include "kernels/rotate.h"
 
 #define LOG2_E 1.4426950408889634
-#define LN_2   0.6931471805599453
+#define LN_2 0.6931471805599453
 
 /* A chunk is 32 pages, longer where that would leave more than this many partial columns an (item, KV head). */
-#define CHUNK_PAGES     32U
+#define CHUNK_PAGES 32U
 #define PARTIAL_COLUMNS 1024U
 /* Bounds of one wave: queries and partial results (a single block may need more), and blocks. */
-#define WAVE_BYTES  ((size_t)16 << 20)
+#define WAVE_BYTES ((size_t)16 << 20)
 #define WAVE_BLOCKS 512U
 /* Finite queries stay finite: no rotation, centre or logit of rows bounded by OSCAR_MAX_ROW_MAGNITUDE overflows from here. */
 #define MAX_QUERY 1e29F
@@ -56,7 +57,9 @@ static size_t round_up(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 static size_t query_bytes(uint32_t d, uint32_t count) { return (size_t)count * d * (sizeof(float) + 2); }
 
-static size_t partial_floats(uint32_t d, uint32_t count) { return round_up(((size_t)d + 2) * count * sizeof(float)) / sizeof(float); }
+static size_t partial_floats(uint32_t d, uint32_t count) {
+    return round_up(((size_t)d + 2) * count * sizeof(float)) / sizeof(float);
+}
 
 static size_t block_bytes(uint32_t d, const struct block *block) {
     uint32_t count = block->columns.count;
@@ -261,8 +264,8 @@ static void merge_task(void *argument, uint32_t task, uint32_t worker) {
         uint32_t column = block->first_column + c;
         float lse = merge_column(plan, block, c, rows + (size_t)c * d);
         if (item->lse != NULL)
-            item->lse[(size_t)(column / plan->group) * plan->args->geometry->query_heads + block->kv_head * plan->group +
-                      column % plan->group] = lse;
+            item->lse[(size_t)(column / plan->group) * plan->args->geometry->query_heads +
+                      block->kv_head * plan->group + column % plan->group] = lse;
     }
     oscar_rotate(plan->level, head_of(plan, block->kv_head)->rotation_v, d, true, count, rows, d, rows, d);
     for (uint32_t c = 0; c < count; c++) {
@@ -351,6 +354,8 @@ static const struct attend_kernels *kernels_of(enum host_level level) {
 #ifdef HOST_X86_LEVELS
     if (level == HOST_AVX512)
         return &attend_kernels_avx512;
+    if (level == HOST_AVX2)
+        return &attend_kernels_avx2;
 #endif
     (void)level;
     return &attend_kernels_portable;

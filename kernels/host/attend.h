@@ -11,28 +11,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/host/level.h"
 #include "oscar/device.h"
 
-#define ATTEND_COLUMNS 32U    /* of one block: their state stays in the second cache level beside a page */
-#define ATTEND_GROUP 4U       /* columns that the inner loops take at a time */
-#define ATTEND_P_UNIT 32767.0F /* what the largest p * scale of a page is worth in 16-bit fixed point */
+#include "kernels/host/level.h"
+
+#define ATTEND_COLUMNS 32U      /* of one block: their state stays in the second cache level beside a page */
+#define ATTEND_GROUP 4U         /* columns that the inner loops take at a time */
+#define ATTEND_P_UNIT 32767.0F  /* what the largest p * scale of a page is worth in 16-bit fixed point */
 #define ATTEND_P_NOTHING 1e-30F /* a page whose largest p * scale is below adds nothing to what 32 bits can hold */
 
 /* One block's queries, rotated and scaled. Arrays hold one entry (or row) a column. */
 struct attend_columns {
     uint32_t d;
-    uint32_t count;                 /* 1..ATTEND_COLUMNS */
+    uint32_t count;                   /* 1..ATTEND_COLUMNS */
     uint32_t visible[ATTEND_COLUMNS]; /* the column sees positions below it */
-    float *q;                       /* [count][d] */
-    int8_t *high, *low;             /* [count][d]: q = step * (256 high + low), for packed pages */
+    float *q;                         /* [count][d] */
+    int8_t *high, *low;               /* [count][d]: q = step * (256 high + low), for packed pages */
     float step[ATTEND_COLUMNS];
-    float sum[ATTEND_COLUMNS];      /* of 256 high + low over the row */
-    bool centred;                   /* K of packed pages has a centre */
-    uint32_t pairs;                 /* its rotating pairs */
-    const int32_t *pair;            /* [pairs] indices into a page's turn */
-    const float *row_turn;          /* [pairs]{[64] cos, [64] sin} of the rows of a page */
-    float sigma[ATTEND_COLUMNS];    /* q . s' */
+    float sum[ATTEND_COLUMNS];                    /* of 256 high + low over the row */
+    bool centred;                                 /* K of packed pages has a centre */
+    uint32_t pairs;                               /* its rotating pairs */
+    const int32_t *pair;                          /* [pairs] indices into a page's turn */
+    const float *row_turn;                        /* [pairs]{[64] cos, [64] sin} of the rows of a page */
+    float sigma[ATTEND_COLUMNS];                  /* q . s' */
     float alpha[ATTEND_COLUMNS][OSCAR_MAX_PAIRS]; /* q . a'_i, zeros from `pairs` on */
     float beta[ATTEND_COLUMNS][OSCAR_MAX_PAIRS];  /* q . b'_i */
 };
@@ -55,11 +56,14 @@ struct attend_partial {
 };
 
 struct attend_kernels {
-    void (*packed)(const struct attend_columns *columns, const struct attend_page *page, const struct attend_partial *partial);
-    void (*dense)(const struct attend_columns *columns, const struct attend_page *page, const struct attend_partial *partial);
+    void (*packed)(const struct attend_columns *columns, const struct attend_page *page,
+                   const struct attend_partial *partial);
+    void (*dense)(const struct attend_columns *columns, const struct attend_page *page,
+                  const struct attend_partial *partial);
 };
 
-void attend_dense_avx2(const struct attend_columns *columns, const struct attend_page *page, const struct attend_partial *partial);
+void attend_dense_avx2(const struct attend_columns *columns, const struct attend_page *page,
+                       const struct attend_partial *partial);
 void attend_dense_avx512(const struct attend_columns *columns, const struct attend_page *page,
                          const struct attend_partial *partial);
 

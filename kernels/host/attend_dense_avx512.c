@@ -15,9 +15,11 @@ ATTEND_INLINE __m512 load_bf16(const uint16_t *at) {
 ATTEND_INLINE __m512 sum_each(__m512 row[16]) {
     __m512 pair[8], quad[4];
     for (uint32_t i = 0; i < 8; i++) /* [i] and [i + 8] in alternating 128-bit halves of pairs of blocks */
-        pair[i] = _mm512_add_ps(_mm512_shuffle_f32x4(row[i], row[i + 8], 0x44), _mm512_shuffle_f32x4(row[i], row[i + 8], 0xEE));
+        pair[i] = _mm512_add_ps(_mm512_shuffle_f32x4(row[i], row[i + 8], 0x44),
+                                _mm512_shuffle_f32x4(row[i], row[i + 8], 0xEE));
     for (uint32_t i = 0; i < 4; i++) /* blocks: row i, i + 4, i + 8, i + 12 */
-        quad[i] = _mm512_add_ps(_mm512_shuffle_f32x4(pair[i], pair[i + 4], 0x88), _mm512_shuffle_f32x4(pair[i], pair[i + 4], 0xDD));
+        quad[i] = _mm512_add_ps(_mm512_shuffle_f32x4(pair[i], pair[i + 4], 0x88),
+                                _mm512_shuffle_f32x4(pair[i], pair[i + 4], 0xDD));
     __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(quad[0], quad[2]), _mm512_unpackhi_ps(quad[0], quad[2]));
     __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(quad[1], quad[3]), _mm512_unpackhi_ps(quad[1], quad[3]));
     __m512 sums = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -26,8 +28,8 @@ ATTEND_INLINE __m512 sum_each(__m512 row[16]) {
 }
 
 /* Scores of four tokens at a time for n columns: sums along the head, sixteen of them reduced together. */
-ATTEND_INLINE void score_rows(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t rows, const uint16_t *k,
-                              float scores[ATTEND_GROUP][TOKENS]) {
+ATTEND_INLINE void score_rows(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t rows,
+                              const uint16_t *k, float scores[ATTEND_GROUP][TOKENS]) {
     uint32_t d = columns->d;
     const float *q = columns->q + (size_t)c0 * d;
 #pragma GCC unroll 1
@@ -63,8 +65,9 @@ ATTEND_INLINE void score_rows(const struct attend_columns *columns, uint32_t c0,
 
 /* Adds the page's values to n columns' outputs, 64 dims at a time. Rows that a column does not see weigh 0; rows that no
  * column sees are not read, for 0 times NaN is NaN. */
-ATTEND_INLINE void add_rows(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t rows, const uint16_t *v,
-                            float weights[ATTEND_GROUP][TOKENS], const struct attend_partial *partial) {
+ATTEND_INLINE void add_rows(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t rows,
+                            const uint16_t *v, float weights[ATTEND_GROUP][TOKENS],
+                            const struct attend_partial *partial) {
     uint32_t d = columns->d;
 #pragma GCC unroll 1
     for (uint32_t i = 0; i < d; i += 64) {
@@ -98,8 +101,8 @@ ATTEND_INLINE void add_rows(const struct attend_columns *columns, uint32_t c0, u
     }
 }
 
-ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0, uint32_t n,
-                                const struct attend_partial *partial) {
+ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
+                                uint32_t n, const struct attend_partial *partial) {
     const uint16_t *k = (const uint16_t *)(const void *)page->record, *v = k + (size_t)TOKENS * columns->d;
     float scores[ATTEND_GROUP][TOKENS] = {{0}};
     score_rows(columns, c0, n, page->rows, k, scores);

@@ -118,7 +118,8 @@ ATTEND_INLINE void unpack_256(const uint8_t *record, struct unpacked *ret) {
             __m512i word[2][4]; /* [g / 4][word]: blocks (t & 1, half) of g = 0..3 or 4..7 */
             for (uint32_t upper = 0; upper < 2; upper++) {
                 for (uint32_t g = 0; g < 4; g++)
-                    word[upper][g] = _mm512_loadu_si512(record + (size_t)1024 * tile + (size_t)128 * (4 * upper + g) + (size_t)64 * pair);
+                    word[upper][g] = _mm512_loadu_si512(record + (size_t)1024 * tile + (size_t)128 * (4 * upper + g) +
+                                                        (size_t)64 * pair);
                 transpose_words(word[upper]);
             }
             if (tile < 4) {
@@ -129,7 +130,8 @@ ATTEND_INLINE void unpack_256(const uint8_t *record, struct unpacked *ret) {
                 continue;
             }
             for (uint32_t vector = 0; vector < 2; vector++) {
-                __m512i row[4] = {word[0][2 * vector], word[1][2 * vector], word[0][2 * vector + 1], word[1][2 * vector + 1]};
+                __m512i row[4] = {word[0][2 * vector], word[1][2 * vector], word[0][2 * vector + 1],
+                                  word[1][2 * vector + 1]};
                 transpose_blocks(row);
                 for (uint32_t block = 0; block < 4; block++)
                     ret->v[vector][(tile - 4) * 8 + block % 2 * 4 + 2 * pair + block / 2] = row[block];
@@ -141,8 +143,8 @@ ATTEND_INLINE void unpack_256(const uint8_t *record, struct unpacked *ret) {
 /* Scales and zeros by token; rows that no column sees become zeros, whatever they hold. */
 ATTEND_INLINE void unpack_scales(const uint8_t *scales, uint32_t rows, struct unpacked *ret) {
     /* token = 8 half + g of a tile; halves of 16 bits at 8g + 4 half + {scale K, zero K, scale V, zero V} */
-    const __m512i order = _mm512_set_epi16(61, 53, 45, 37, 29, 21, 13, 5, 57, 49, 41, 33, 25, 17, 9, 1, 60, 52, 44, 36, 28,
-                                           20, 12, 4, 56, 48, 40, 32, 24, 16, 8, 0);
+    const __m512i order = _mm512_set_epi16(61, 53, 45, 37, 29, 21, 13, 5, 57, 49, 41, 33, 25, 17, 9, 1, 60, 52, 44, 36,
+                                           28, 20, 12, 4, 56, 48, 40, 32, 24, 16, 8, 0);
     uint64_t seen = rows == TOKENS ? ~UINT64_C(0) : (UINT64_C(1) << rows) - 1;
     for (uint32_t tile = 0; tile < 4; tile++, scales += 128) {
         __m512i first = _mm512_loadu_si512(scales), second = _mm512_loadu_si512(scales + 64);
@@ -200,58 +202,97 @@ ATTEND_INLINE __m512i broadcast_word(const void *at) {
     return _mm512_set1_epi32(word);
 }
 
-/* Scores of `tiles` tiles from `tile` on for n columns, W = d / 64; with a centre they are added to what is there. */
-ATTEND_INLINE void score_tiles(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w, uint32_t tile,
-                               uint32_t tiles, const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
-    const int8_t *high = columns->high + (size_t)c0 * 64 * w, *low = columns->low + (size_t)c0 * 64 * w;
+/*
+ * The inner loops keep four sets of sums in registers, as named variables: an array is spilled by the compilers of today. Four
+ * columns have a set each. Fewer columns spread over the sets in turn, since one set is too few to hide an instruction's latency;
+ * the sets of a column are added at the end. `turn` counts the steps.
+ */
+#define SET_OF(n, m, turn) ((n) == 1 ? (turn) % 4 : (n) == 2 ? (m) + (turn) % 2 * 2 : (m))
+#define PICK(set, s0, s1, s2, s3) ((set) == 0 ? (s0) : (set) == 1 ? (s1) : (set) == 2 ? (s2) : (s3))
+
+struct score_sums { /* of two tiles */
+    __m512i high0, high1, low0, low1;
+};
+
+ATTEND_INLINE void score_codes(struct score_sums *sums, __m512i code0, __m512i code1, const int8_t *high,
+                               const int8_t *low) {
+    __m512i q_high = broadcast_word(high), q_low = broadcast_word(low);
+    sums->high0 = _mm512_dpbusd_epi32(sums->high0, code0, q_high);
+    sums->high1 = _mm512_dpbusd_epi32(sums->high1, code1, q_high);
+    sums->low0 = _mm512_dpbusd_epi32(sums->low0, code0, q_low);
+    sums->low1 = _mm512_dpbusd_epi32(sums->low1, code1, q_low);
+}
+
+ATTEND_INLINE void score_columns(uint32_t n, uint32_t w, uint32_t f, __m512i word0, __m512i word1, const int8_t *high,
+                                 const int8_t *low, struct score_sums *s0, struct score_sums *s1, struct score_sums *s2,
+                                 struct score_sums *s3) {
     const __m512i two_bits = _mm512_set1_epi8(3);
-    __m512i sum_high[ATTEND_GROUP][4], sum_low[ATTEND_GROUP][4];
-#pragma GCC unroll 4
-    for (uint32_t m = 0; m < n; m++)
-#pragma GCC unroll 4
-        for (uint32_t i = 0; i < tiles; i++)
-            sum_high[m][i] = sum_low[m][i] = _mm512_setzero_si512();
+    __m512i code0 = _mm512_and_si512(word0, two_bits), code1 = _mm512_and_si512(word1, two_bits);
+    size_t at = (size_t)16 * w * f, d = (size_t)64 * w;
+    score_codes(PICK(SET_OF(n, 0, f), s0, s1, s2, s3), code0, code1, high + at, low + at);
+    if (n > 1)
+        score_codes(PICK(SET_OF(n, 1, f), s0, s1, s2, s3), code0, code1, high + d + at, low + d + at);
+    if (n > 2)
+        score_codes(s2, code0, code1, high + 2 * d + at, low + 2 * d + at);
+    if (n > 3)
+        score_codes(s3, code0, code1, high + 3 * d + at, low + 3 * d + at);
+}
+
+ATTEND_INLINE void add_score_sums(struct score_sums *to, const struct score_sums *from) {
+    to->high0 = _mm512_add_epi32(to->high0, from->high0);
+    to->high1 = _mm512_add_epi32(to->high1, from->high1);
+    to->low0 = _mm512_add_epi32(to->low0, from->low0);
+    to->low1 = _mm512_add_epi32(to->low1, from->low1);
+}
+
+/* Scores of sixteen tokens from their sums; with a centre they are added to what is there. */
+ATTEND_INLINE void finish_scores(const struct attend_columns *columns, uint32_t c, uint32_t t,
+                                 const struct unpacked *codes, __m512i high, __m512i low, float *scores) {
+    __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+    __m512 step = _mm512_set1_ps(columns->step[c]);
+    dot = _mm512_fnmadd_ps(_mm512_loadu_ps(codes->zero_k + t), _mm512_set1_ps(columns->sum[c]), dot);
+    dot = _mm512_mul_ps(dot, _mm512_loadu_ps(codes->scale_k + t));
+    if (columns->centred)
+        dot = _mm512_fmadd_ps(dot, step, _mm512_loadu_ps(scores + t));
+    else
+        dot = _mm512_mul_ps(dot, step);
+    _mm512_storeu_ps(scores + t, dot);
+}
+
+/* Scores of two tiles for n columns; W = d / 64. */
+ATTEND_INLINE void score_tiles(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w, uint32_t tile,
+                               const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
+    const int8_t *high = columns->high + (size_t)c0 * 64 * w, *low = columns->low + (size_t)c0 * 64 * w;
+    const __m512i zero = _mm512_setzero_si512();
+    struct score_sums s0 = {zero, zero, zero, zero}, s1 = s0, s2 = s0, s3 = s0;
 #pragma GCC unroll 1
-    for (uint32_t j = 0; j < 4 * w; j++) {
-        __m512i word[4];
-#pragma GCC unroll 4
-        for (uint32_t i = 0; i < tiles; i++)
-            word[i] = codes->k[tile + i][j];
-#pragma GCC unroll 4
-        for (uint32_t f = 0; f < 4; f++) {
-            __m512i code[4];
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < tiles; i++) {
-                code[i] = _mm512_and_si512(word[i], two_bits);
-                word[i] = _mm512_srli_epi32(word[i], 2);
-            }
-#pragma GCC unroll 4
-            for (uint32_t m = 0; m < n; m++) {
-                size_t at = (size_t)m * 64 * w + 4 * (4 * w * f + j);
-                __m512i q_high = broadcast_word(high + at), q_low = broadcast_word(low + at);
-#pragma GCC unroll 4
-                for (uint32_t i = 0; i < tiles; i++) {
-                    sum_high[m][i] = _mm512_dpbusd_epi32(sum_high[m][i], code[i], q_high);
-                    sum_low[m][i] = _mm512_dpbusd_epi32(sum_low[m][i], code[i], q_low);
-                }
-            }
-        }
+    for (uint32_t j = 0; j < 4 * w; j++, high += 4, low += 4) {
+        __m512i word0 = codes->k[tile][j], word1 = codes->k[tile + 1][j];
+        score_columns(n, w, 0, word0, word1, high, low, &s0, &s1, &s2, &s3);
+        score_columns(n, w, 1, _mm512_srli_epi32(word0, 2), _mm512_srli_epi32(word1, 2), high, low, &s0, &s1, &s2, &s3);
+        score_columns(n, w, 2, _mm512_srli_epi32(word0, 4), _mm512_srli_epi32(word1, 4), high, low, &s0, &s1, &s2, &s3);
+        score_columns(n, w, 3, _mm512_srli_epi32(word0, 6), _mm512_srli_epi32(word1, 6), high, low, &s0, &s1, &s2, &s3);
     }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < tiles; i++) {
-        uint32_t t = (tile + i) * 16;
-        __m512 scale = _mm512_loadu_ps(codes->scale_k + t), zero = _mm512_loadu_ps(codes->zero_k + t);
-#pragma GCC unroll 4
-        for (uint32_t m = 0; m < n; m++) {
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sum_high[m][i], 8), sum_low[m][i]));
-            dot = _mm512_mul_ps(_mm512_fnmadd_ps(zero, _mm512_set1_ps(columns->sum[c0 + m]), dot), scale);
-            __m512 step = _mm512_set1_ps(columns->step[c0 + m]);
-            if (columns->centred)
-                dot = _mm512_fmadd_ps(dot, step, _mm512_loadu_ps(scores[m] + t));
-            else
-                dot = _mm512_mul_ps(dot, step);
-            _mm512_storeu_ps(scores[m] + t, dot);
-        }
+    if (n <= 2) {
+        add_score_sums(&s0, &s2);
+        add_score_sums(&s1, &s3);
+    }
+    if (n == 1)
+        add_score_sums(&s0, &s1);
+    uint32_t t = tile * 16;
+    finish_scores(columns, c0, t, codes, s0.high0, s0.low0, scores[0]);
+    finish_scores(columns, c0, t + 16, codes, s0.high1, s0.low1, scores[0]);
+    if (n > 1) {
+        finish_scores(columns, c0 + 1, t, codes, s1.high0, s1.low0, scores[1]);
+        finish_scores(columns, c0 + 1, t + 16, codes, s1.high1, s1.low1, scores[1]);
+    }
+    if (n > 2) {
+        finish_scores(columns, c0 + 2, t, codes, s2.high0, s2.low0, scores[2]);
+        finish_scores(columns, c0 + 2, t + 16, codes, s2.high1, s2.low1, scores[2]);
+    }
+    if (n > 3) {
+        finish_scores(columns, c0 + 3, t, codes, s3.high0, s3.low0, scores[3]);
+        finish_scores(columns, c0 + 3, t + 16, codes, s3.high1, s3.low1, scores[3]);
     }
 }
 
@@ -265,9 +306,9 @@ struct weights {
     float zeros[ATTEND_GROUP]; /* sum of 2^(score - max) * scale * zero, of the rounded weights */
 };
 
-ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m, const struct attend_page *page,
-                                const struct attend_partial *partial, const struct unpacked *codes, const float *scores,
-                                struct weights *ret) {
+ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m,
+                                const struct attend_page *page, const struct attend_partial *partial,
+                                const struct unpacked *codes, const float *scores, struct weights *ret) {
     __m512 weight[4], top = _mm512_setzero_ps();
     for (uint32_t i = 0; i < 4; i++)
         weight[i] = _mm512_loadu_ps(scores + 16 * i);
@@ -294,81 +335,120 @@ ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c
     ret->zeros[m] = _mm512_reduce_add_ps(zeros) * ret->unit[m];
 }
 
-/* Adds sum * unit - zeros to sixteen outputs. */
-ATTEND_INLINE void add_output(float *out, __m512i sum, float unit, float zeros) {
-    __m512 value = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit), _mm512_set1_ps(zeros));
-    _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), value));
+struct value_sums { /* of four codes of a word: their masked bits are code * 4^i */
+    __m512i code0, code1, code2, code3;
+};
+
+ATTEND_INLINE void add_codes(struct value_sums *sums, __m512i word, const int16_t *weights) {
+    __m512i weight = broadcast_word(weights);
+    sums->code0 = _mm512_dpwssd_epi32(sums->code0, _mm512_and_si512(word, _mm512_set1_epi32(0x00030003)), weight);
+    sums->code1 = _mm512_dpwssd_epi32(sums->code1, _mm512_and_si512(word, _mm512_set1_epi32(0x000C000C)), weight);
+    sums->code2 = _mm512_dpwssd_epi32(sums->code2, _mm512_and_si512(word, _mm512_set1_epi32(0x00300030)), weight);
+    sums->code3 = _mm512_dpwssd_epi32(sums->code3, _mm512_and_si512(word, _mm512_set1_epi32(0x00C000C0)), weight);
 }
 
-/* Four codes of every word at a time: their masked bits are code * 4^i, which the unit undoes at the end. */
-ATTEND_INLINE void add_values(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w,
-                              const struct unpacked *codes, const struct weights *weights,
+ATTEND_INLINE void add_columns(uint32_t n, uint32_t turn, __m512i word, const struct weights *weights, uint32_t pair,
+                               struct value_sums *s0, struct value_sums *s1, struct value_sums *s2,
+                               struct value_sums *s3) {
+    add_codes(PICK(SET_OF(n, 0, turn), s0, s1, s2, s3), word, weights->fixed[0] + (size_t)2 * pair);
+    if (n > 1)
+        add_codes(PICK(SET_OF(n, 1, turn), s0, s1, s2, s3), word, weights->fixed[1] + (size_t)2 * pair);
+    if (n > 2)
+        add_codes(s2, word, weights->fixed[2] + (size_t)2 * pair);
+    if (n > 3)
+        add_codes(s3, word, weights->fixed[3] + (size_t)2 * pair);
+}
+
+ATTEND_INLINE void add_value_sums(struct value_sums *to, const struct value_sums *from) {
+    to->code0 = _mm512_add_epi32(to->code0, from->code0);
+    to->code1 = _mm512_add_epi32(to->code1, from->code1);
+    to->code2 = _mm512_add_epi32(to->code2, from->code2);
+    to->code3 = _mm512_add_epi32(to->code3, from->code3);
+}
+
+/* Adds sum * unit - zeros to the sixteen outputs of code i of pass `pass`. */
+ATTEND_INLINE void finish_code(uint32_t w, uint32_t pass, uint32_t i, __m512i sum, float unit, float zeros,
+                               float *out) {
+    uint32_t vector = pass / 2, code = i + pass % 2 * 4;
+    __m512 value = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit), _mm512_set1_ps(zeros));
+    if (w == 1) {
+        float *lower = out + (size_t)8 * i, *upper = out + (size_t)8 * (i + 4);
+        _mm256_storeu_ps(lower, _mm256_add_ps(_mm256_loadu_ps(lower), _mm512_castps512_ps256(value)));
+        _mm256_storeu_ps(upper, _mm256_add_ps(_mm256_loadu_ps(upper), _mm512_extractf32x8_ps(value, 1)));
+    } else {
+        out += w == 2 ? 16 * code : 32 * code + 16 * vector;
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), value));
+    }
+}
+
+ATTEND_INLINE void finish_column(uint32_t w, uint32_t pass, const struct value_sums *sums, float unit, float zeros,
+                                 float *out) {
+    finish_code(w, pass, 0, sums->code0, unit, zeros, out);
+    finish_code(w, pass, 1, sums->code1, unit / 4, zeros, out);
+    finish_code(w, pass, 2, sums->code2, unit / 16, zeros, out);
+    finish_code(w, pass, 3, sums->code3, unit / 64, zeros, out);
+}
+
+/* Adds the page's values to n columns, four codes of every word a pass. */
+ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct unpacked *codes,
+                              const struct weights *weights, const uint8_t *ahead,
                               const struct attend_partial *partial) {
-    static const float undo[4] = {1.0F, 0.25F, 0.0625F, 0.015625F};
-    const __m512i mask[4] = {_mm512_set1_epi32(0x00030003), _mm512_set1_epi32(0x000C000C), _mm512_set1_epi32(0x00300030),
-                             _mm512_set1_epi32(0x00C000C0)};
 #pragma GCC unroll 1
     for (uint32_t pass = 0; pass < w; pass++) {
-        uint32_t vector = pass / 2, upper = pass % 2; /* upper: codes 4..7 of the vector */
-        __m128i shift = _mm_cvtsi32_si128(upper ? 8 : 0);
-        __m512i sum[ATTEND_GROUP][4];
-#pragma GCC unroll 4
-        for (uint32_t m = 0; m < n; m++)
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < 4; i++)
-                sum[m][i] = _mm512_setzero_si512();
+        const __m512i *words = codes->v[pass / 2];
+        __m128i shift = _mm_cvtsi32_si128(pass % 2 != 0 ? 8 : 0);
+        const __m512i zero = _mm512_setzero_si512();
+        struct value_sums s0 = {zero, zero, zero, zero}, s1 = s0, s2 = s0, s3 = s0;
 #pragma GCC unroll 1
-        for (uint32_t pair = 0; pair < 32; pair++) {
-            __m512i word = codes->v[vector][pair], code[4];
-            if (w > 1)
-                word = _mm512_srl_epi32(word, shift);
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < 4; i++)
-                code[i] = _mm512_and_si512(word, mask[i]);
-#pragma GCC unroll 4
-            for (uint32_t m = 0; m < n; m++) {
-                __m512i weight = broadcast_word(weights->fixed[m] + (size_t)2 * pair);
-#pragma GCC unroll 4
-                for (uint32_t i = 0; i < 4; i++)
-                    sum[m][i] = _mm512_dpwssd_epi32(sum[m][i], code[i], weight);
+        for (uint32_t pair = 0; pair < 32; pair += 4, ahead += 256) {
+            /* The codes of the page after the next, a line at a time: all at once they would wait for each other. */
+            for (uint32_t line = 0; line < 256; line += 64)
+                _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+            __m512i word0 = words[pair], word1 = words[pair + 1], word2 = words[pair + 2], word3 = words[pair + 3];
+            if (w > 1) {
+                word0 = _mm512_srl_epi32(word0, shift);
+                word1 = _mm512_srl_epi32(word1, shift);
+                word2 = _mm512_srl_epi32(word2, shift);
+                word3 = _mm512_srl_epi32(word3, shift);
             }
+            add_columns(n, 0, word0, weights, pair, &s0, &s1, &s2, &s3);
+            add_columns(n, 1, word1, weights, pair + 1, &s0, &s1, &s2, &s3);
+            add_columns(n, 2, word2, weights, pair + 2, &s0, &s1, &s2, &s3);
+            add_columns(n, 3, word3, weights, pair + 3, &s0, &s1, &s2, &s3);
         }
-#pragma GCC unroll 4
-        for (uint32_t m = 0; m < n; m++) {
-            float *out = partial->out + (size_t)(c0 + m) * columns->d, zeros = weights->zeros[m];
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < 4; i++) {
-                float unit = weights->unit[m] * undo[i];
-                if (w == 1) { /* lanes 0..7: dims 8i + g; lanes 8..15: dims 8(i + 4) + g */
-                    __m512 value = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sum[m][i]), _mm512_set1_ps(unit), _mm512_set1_ps(zeros));
-                    float *first = out + (size_t)8 * i, *second = out + (size_t)8 * (i + 4);
-                    _mm256_storeu_ps(first, _mm256_add_ps(_mm256_loadu_ps(first), _mm512_castps512_ps256(value)));
-                    _mm256_storeu_ps(second, _mm256_add_ps(_mm256_loadu_ps(second), _mm512_extractf32x8_ps(value, 1)));
-                } else {
-                    uint32_t code = i + 4 * upper;
-                    add_output(out + (w == 2 ? 16 * code : 32 * code + 16 * vector), sum[m][i], unit, zeros);
-                }
-            }
+        if (n <= 2) {
+            add_value_sums(&s0, &s2);
+            add_value_sums(&s1, &s3);
         }
+        if (n == 1)
+            add_value_sums(&s0, &s1);
+        float *out = partial->out + (size_t)c0 * 64 * w;
+        finish_column(w, pass, &s0, weights->unit[0], weights->zeros[0], out);
+        if (n > 1)
+            finish_column(w, pass, &s1, weights->unit[1], weights->zeros[1], out + (size_t)64 * w);
+        if (n > 2)
+            finish_column(w, pass, &s2, weights->unit[2], weights->zeros[2], out + (size_t)128 * w);
+        if (n > 3)
+            finish_column(w, pass, &s3, weights->unit[3], weights->zeros[3], out + (size_t)192 * w);
     }
 }
 
 /* --- a page --- */
 
-ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0, uint32_t n,
-                                uint32_t w, const struct unpacked *codes, const struct attend_partial *partial) {
-    /* Few columns take more tiles at once: the sums of one instruction's latency must be independent. */
-    uint32_t tiles = n <= 2 ? 4 : 2;
+ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
+                                uint32_t n, uint32_t w, const struct unpacked *codes,
+                                const struct attend_partial *partial) {
+    const uint8_t *ahead = page->ahead != NULL ? page->ahead : page->record;
     float scores[ATTEND_GROUP][TOKENS];
     struct weights weights;
     if (columns->centred)
         centre_scores(columns, page, c0, n, scores);
 #pragma GCC unroll 1
-    for (uint32_t tile = 0; tile < 4; tile += tiles)
-        score_tiles(columns, c0, n, w, tile, tiles, codes, scores);
+    for (uint32_t tile = 0; tile < 4; tile += 2)
+        score_tiles(columns, c0, n, w, tile, codes, scores);
     for (uint32_t m = 0; m < n; m++)
         weigh_column(columns, c0 + m, m, page, partial, codes, scores[m], &weights);
-    add_values(columns, c0, n, w, codes, &weights, partial);
+    add_values(c0, n, w, codes, &weights, c0 == 0 ? ahead : page->record, partial);
 }
 
 ATTEND_INLINE void attend_block(const struct attend_columns *columns, const struct attend_page *page, uint32_t w,
@@ -394,7 +474,8 @@ ATTEND_INLINE void attend_block(const struct attend_columns *columns, const stru
 static void packed(const struct attend_columns *columns, const struct attend_page *page,
                    const struct attend_partial *partial) {
     struct unpacked codes;
-    attend_prefetch(page);
+    for (uint32_t byte = 0; page->ahead != NULL && byte < OSCAR_SCALES_BYTES; byte += 64)
+        _mm_prefetch((const char *)page->ahead + oscar_packed_scales_offset(columns->d) + byte, _MM_HINT_T0);
     unpack_scales(page->record + oscar_packed_scales_offset(columns->d), page->rows, &codes);
     switch (columns->d) {
     case 64:

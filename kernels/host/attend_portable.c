@@ -28,36 +28,44 @@ static void unpack_scales(const uint8_t *scales, uint32_t rows, struct scales *r
     }
 }
 
-/* codes [64][d]; the order of proto/page.h, taken in the order of the bytes. */
+/* codes [64][d]. A shift of a whole word puts code f of its four bytes, four neighbouring dims, into their low bits. */
 static void unpack_k(const uint8_t *k, uint32_t d, uint8_t *codes) {
     uint32_t w_count = d / 64;
     for (uint32_t tile = 0; tile < 4; tile++)
         for (uint32_t lane = 0; lane < 32; lane++)
-            for (uint32_t word = 0; word < 2 * w_count; word++)
-                for (uint32_t byte = 0; byte < 4; byte++, k++) {
-                    uint32_t token = tile * 16 + lane / 4 + word / w_count * 8;
-                    uint8_t *row = codes + (size_t)token * d + 16 * (word % w_count) + lane % 4 * 4 + byte;
-                    for (uint32_t f = 0; f < 4; f++)
-                        row[(size_t)16 * w_count * f] = (uint8_t)(*k >> (2 * f) & 3);
+            for (uint32_t w = 0; w < 2 * w_count; w++, k += 4) {
+                uint32_t token = tile * 16 + lane / 4 + w / w_count * 8, word;
+                uint8_t *row = codes + (size_t)token * d + 16 * (w % w_count) + lane % 4 * 4;
+                memcpy(&word, k, sizeof(word));
+                for (uint32_t f = 0; f < 4; f++) {
+                    uint32_t four = word >> (2 * f) & 0x03030303U;
+                    memcpy(row + (size_t)16 * w_count * f, &four, sizeof(four));
                 }
+            }
 }
 
-static void unpack_v(const uint8_t *v, uint32_t d, uint8_t *codes) {
+/* codes [64][d]: the 16-bit halves of one token first, in the order of dims, then the codes of all of them. */
+static void unpack_v(const uint8_t *v, uint32_t d, float *codes) {
     uint32_t w_count = d / 64;
-    for (uint32_t tile = 0; tile < 4; tile++)
-        for (uint32_t lane = 0; lane < 32; lane++)
-            for (uint32_t word = 0; word < 2 * w_count; word++)
-                for (uint32_t byte = 0; byte < 4; byte++, v++) {
-                    uint32_t token = tile * 16 + word / w_count * 8 + lane % 4 * 2 + byte / 2;
-                    uint32_t i = byte % 2 * 4;
-                    uint8_t *row = codes + (size_t)token * d + 8 * (word % w_count) + lane / 4;
-                    for (uint32_t j = 0; j < 4; j++)
-                        row[(size_t)8 * w_count * (i + j)] = (uint8_t)(*v >> (2 * j) & 3);
-                }
+    for (uint32_t token = 0; token < TOKENS; token++) {
+        uint32_t tile = token / 16, h = token / 8 % 2, t = token / 2 % 4, u = token % 2;
+        const uint8_t *first =
+            v + (size_t)256 * w_count * tile + (size_t)8 * w_count * t + (size_t)4 * w_count * h + 2 * u;
+        int32_t half[32];
+        for (uint32_t g = 0; g < 8; g++)
+            for (uint32_t r = 0; r < w_count; r++) {
+                const uint8_t *at = first + (size_t)32 * w_count * g + (size_t)4 * r;
+                half[8 * r + g] = at[0] | at[1] << 8;
+            }
+        for (uint32_t i = 0; i < 8; i++)
+            for (uint32_t x = 0; x < 8 * w_count; x++)
+                codes[(size_t)token * d + 8 * w_count * i + x] = (float)(half[x] >> (2 * i) & 3);
+    }
 }
 
 /* Logits of K's centre for a page's rows: (alpha, beta) turned by the page's first position, against the row table. */
-static void centre_scores(const struct attend_columns *columns, uint32_t c, const struct attend_page *page, float *scores) {
+static void centre_scores(const struct attend_columns *columns, uint32_t c, const struct attend_page *page,
+                          float *scores) {
     for (uint32_t t = 0; t < TOKENS; t++)
         scores[t] = columns->sigma[c];
     for (uint32_t i = 0; i < columns->pairs; i++) {
@@ -96,7 +104,9 @@ static void packed(const struct attend_columns *columns, const struct attend_pag
                    const struct attend_partial *partial) {
     uint32_t d = columns->d;
     struct scales scales;
-    uint8_t codes_k[TOKENS * 256], codes_v[TOKENS * 256];
+    uint8_t codes_k[TOKENS * 256];
+    int16_t q[256];
+    float codes_v[TOKENS * 256];
     unpack_scales(page->record + oscar_packed_scales_offset(d), page->rows, &scales);
     unpack_k(page->record, d, codes_k);
     unpack_v(page->record + oscar_packed_v_offset(d), d, codes_v);
@@ -109,14 +119,13 @@ static void packed(const struct attend_columns *columns, const struct attend_pag
         float scores[TOKENS] = {0};
         if (columns->centred)
             centre_scores(columns, c, page, scores);
+        for (uint32_t i = 0; i < d; i++)
+            q[i] = (int16_t)(high[i] * 256 + low[i]);
         for (uint32_t t = 0; t < rows; t++) {
-            int32_t sum_high = 0, sum_low = 0;
-            for (uint32_t i = 0; i < d; i++) {
-                sum_high += high[i] * codes_k[(size_t)t * d + i];
-                sum_low += low[i] * codes_k[(size_t)t * d + i];
-            }
-            float dot = (float)(sum_high * 256 + sum_low);
-            scores[t] += (dot - scales.zero_k[t] * columns->sum[c]) * scales.scale_k[t] * columns->step[c];
+            int32_t dot = 0; /* at most 256 * 3 * 2^15 */
+            for (uint32_t i = 0; i < d; i++)
+                dot += q[i] * codes_k[(size_t)t * d + i];
+            scores[t] += ((float)dot - scales.zero_k[t] * columns->sum[c]) * scales.scale_k[t] * columns->step[c];
         }
         softmax(columns, c, rows, scores, partial);
         float sums[256] = {0}, zeros = 0; /* of this page alone, so that a long sequence adds page by page */

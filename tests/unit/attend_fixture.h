@@ -9,8 +9,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/host/host.h"
+/* clang-format off */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h> /* needs those before it */
+/* clang-format on */
+
 #include "oscar/device.h"
+
+#include "kernels/host/host.h"
 
 /* xorshift64*; the seed is OSCAR_TEST_SEED or the clock, and is printed so that a failure can be repeated. */
 uint64_t fixture_seed(void);
@@ -27,12 +35,12 @@ enum fixture_forms {
 struct fixture_options {
     uint32_t head_dim, group, kv_heads, layers;
     uint32_t dtype;
-    int pairs;          /* -1: no centre; 0: a constant one; else rotating pairs */
-    bool matrix;        /* random orthogonal rotations, else Hadamard */
+    int pairs;   /* -1: no centre; 0: a constant one; else rotating pairs */
+    bool matrix; /* random orthogonal rotations, else Hadamard */
     enum fixture_forms forms;
-    uint32_t distinct;  /* pages of each form to repeat in page tables; the last page of an item is its own */
-    float key_size;     /* deviation of K: with unit queries the logits' deviation */
-    float query_size;   /* 0 makes every logit of a head without centre equal: a uniform softmax */
+    uint32_t distinct; /* pages of each form to repeat in page tables; the last page of an item is its own */
+    float key_size;    /* deviation of K: with unit queries the logits' deviation */
+    float query_size;  /* 0 makes every logit of a head without centre equal: a uniform softmax */
 };
 
 #define FIXTURE_ITEMS 8U
@@ -45,6 +53,7 @@ struct fixture {
     struct oscar_attend_item item[FIXTURE_ITEMS];
     uint8_t *arena[OSCAR_FORMS];
     uint64_t pages[OSCAR_FORMS], used[OSCAR_FORMS], page_bytes[OSCAR_FORMS];
+    double *expected[FIXTURE_ITEMS], *expected_lse[FIXTURE_ITEMS]; /* by the oracle, when first asked for */
     void *owned[64];
     uint32_t owned_count;
 };
@@ -59,10 +68,11 @@ void fixture_poison_outputs(struct fixture *fixture);
 /* Runs the batch and fails the test where an output or a log-sum-exp is off by more than `bound` (relative to the largest
  * output of the row, besides the rounding of the output type), or where bytes between the rows were touched. */
 void fixture_check(struct fixture *fixture, struct host_pool *pool, enum host_level level, double bound);
-/* Largest error of one item's outputs after a run, as fixture_check measures it. */
-double fixture_error(const struct fixture *fixture, const struct oscar_attend_item *item, double *ret_lse_error);
+/* Largest error of an item's outputs after a run, as fixture_check measures it. The item must stay as it was when first asked. */
+double fixture_error(struct fixture *fixture, uint32_t index, double *ret_lse_error);
 /* Output element as a number. */
-double fixture_out(const struct fixture *fixture, const struct oscar_attend_item *item, uint32_t row, uint32_t head, uint32_t dim);
+double fixture_out(const struct fixture *fixture, const struct oscar_attend_item *item, uint32_t row, uint32_t head,
+                   uint32_t dim);
 /* Elements between an item's first and one past its last output element. */
 size_t fixture_out_elements(const struct fixture *fixture, const struct oscar_attend_item *item);
 

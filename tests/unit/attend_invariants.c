@@ -2,13 +2,8 @@
 /* What must hold of attention on the host whatever the values: same bits again, for any number of threads, and outputs that
  * merge by their log-sum-exp. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "attend_fixture.h"
 

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on the host against the float64 oracle, every level that this CPU runs, fresh random batches each time. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "attend_fixture.h"
 #include "kernels/number.h"
 #include "kernels/rotate.h"
 
-#define BOUND 2e-4 /* relative to a row's largest output; 1e-3 is what the contract allows */
+/* Relative to a row's largest output; the contract allows 1e-3. What is left is the 16-bit query: 3e-5 of a logit. */
+#define BOUND 5e-4
 
 static uint64_t state;
 static struct host_pool *pool;

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A packed page at the AVX2 level, in integers: vpmaddubsw takes codes of a token against the query's high and low bytes and
+ * adds up in 16 bits, which hold 32 such steps; vpmaddwd takes two tokens of a dim against two 16-bit weights.
+ *
+ * A record's words are transposed first, once for all columns of the block: for K a vector holds the same word of eight tokens,
+ * for V the same token pair of eight dims. So the query's bytes and the weights are broadcast from memory, and no sum is ever
+ * taken across a vector in the inner loops.
+ */
+#include "kernels/host/attend_avx2.h"
+
+#define TOKENS OSCAR_PAGE_TOKENS
+#define STEPS 32U /* of vpmaddubsw before 16 bits may overflow: 32 * 2 * 3 * 128 < 2^15 */
+
+struct unpacked {
+    /* [tile, half][4w + t]: word w of lane t, eight tokens of the tile; its codes f stand for dims 16(Wf + w) + 4t + k */
+    __m256i k[8][16];
+    /* [i / 4][r][tile, half h, lane t]: two tokens in each word; its codes i stand for dims 8(Wi + r) + 0..7 */
+    __m256i v[2][4][32];
+    float scale_k[TOKENS], zero_k[TOKENS], scale_v[TOKENS], zero_v[TOKENS];
+};
+
+/* --- transposition --- */
+
+ATTEND_INLINE void transpose(__m256i row[8]) {
+    __m256i a0 = _mm256_unpacklo_epi32(row[0], row[1]), a1 = _mm256_unpackhi_epi32(row[0], row[1]);
+    __m256i a2 = _mm256_unpacklo_epi32(row[2], row[3]), a3 = _mm256_unpackhi_epi32(row[2], row[3]);
+    __m256i a4 = _mm256_unpacklo_epi32(row[4], row[5]), a5 = _mm256_unpackhi_epi32(row[4], row[5]);
+    __m256i a6 = _mm256_unpacklo_epi32(row[6], row[7]), a7 = _mm256_unpackhi_epi32(row[6], row[7]);
+    __m256i b0 = _mm256_unpacklo_epi64(a0, a2), b1 = _mm256_unpackhi_epi64(a0, a2);
+    __m256i b2 = _mm256_unpacklo_epi64(a1, a3), b3 = _mm256_unpackhi_epi64(a1, a3);
+    __m256i b4 = _mm256_unpacklo_epi64(a4, a6), b5 = _mm256_unpackhi_epi64(a4, a6);
+    __m256i b6 = _mm256_unpacklo_epi64(a5, a7), b7 = _mm256_unpackhi_epi64(a5, a7);
+    row[0] = _mm256_permute2x128_si256(b0, b4, 0x20);
+    row[1] = _mm256_permute2x128_si256(b1, b5, 0x20);
+    row[2] = _mm256_permute2x128_si256(b2, b6, 0x20);
+    row[3] = _mm256_permute2x128_si256(b3, b7, 0x20);
+    row[4] = _mm256_permute2x128_si256(b0, b4, 0x31);
+    row[5] = _mm256_permute2x128_si256(b1, b5, 0x31);
+    row[6] = _mm256_permute2x128_si256(b2, b6, 0x31);
+    row[7] = _mm256_permute2x128_si256(b3, b7, 0x31);
+}
+
+ATTEND_INLINE void unpack_codes(const uint8_t *record, uint32_t w, struct unpacked *ret) {
+    for (uint32_t tile = 0; tile < 8; tile++) /* four of K, four of V */
+        for (uint32_t x = 0; x < w; x++) {
+            const uint8_t *from = record + (size_t)256 * w * tile + (size_t)32 * x;
+            __m256i row[8];
+#pragma GCC unroll 8
+            for (uint32_t g = 0; g < 8; g++)
+                row[g] = _mm256_loadu_si256((const __m256i *)(const void *)(from + (size_t)32 * w * g));
+            transpose(row);
+#pragma GCC unroll 8
+            for (uint32_t y = 0; y < 8; y++) { /* word x * 8 + y of every g: lane t, half (h of V), w (r of V) */
+                uint32_t word = x * 8 + y, t = word / (2 * w), half = word / w % 2;
+                if (tile < 4) {
+                    ret->k[tile * 2 + half][word % w * 4 + t] = row[y];
+                } else {
+                    ret->v[0][word % w][(tile - 4) * 8 + half * 4 + t] = row[y];
+                    ret->v[1][word % w][(tile - 4) * 8 + half * 4 + t] = _mm256_srli_epi32(row[y], 8);
+                }
+            }
+        }
+}
+
+/* Scales and zeros by token; rows that no column sees become zeros, whatever they hold. */
+ATTEND_INLINE void unpack_scales(const uint8_t *scales, uint32_t rows, struct unpacked *ret) {
+    for (uint32_t tile = 0; tile < 4; tile++, scales += 128) {
+        __m128i row[8];
+        for (uint32_t g = 0; g < 8; g++)
+            row[g] = _mm_loadu_si128((const __m128i *)(const void *)(scales + (size_t)16 * g));
+        for (uint32_t half = 0; half < 2; half++) {
+            __m128i pair[4], quad[4];
+            for (uint32_t i = 0; i < 4; i++)
+                pair[i] = half == 0 ? _mm_unpacklo_epi16(row[2 * i], row[2 * i + 1])
+                                    : _mm_unpackhi_epi16(row[2 * i], row[2 * i + 1]);
+            for (uint32_t i = 0; i < 2; i++) { /* scale and zero of K, then of V, for four tokens */
+                quad[i] = _mm_unpacklo_epi32(pair[2 * i], pair[2 * i + 1]);
+                quad[2 + i] = _mm_unpackhi_epi32(pair[2 * i], pair[2 * i + 1]);
+            }
+            __m256 seen = attend_seen(rows, tile * 2 + half);
+            uint32_t t = tile * 16 + half * 8;
+            __m256 value = _mm256_cvtph_ps(_mm_unpacklo_epi64(quad[0], quad[1]));
+            _mm256_storeu_ps(ret->scale_k + t, _mm256_and_ps(value, seen));
+            value = _mm256_cvtph_ps(_mm_unpackhi_epi64(quad[0], quad[1]));
+            _mm256_storeu_ps(ret->zero_k + t, _mm256_and_ps(value, seen));
+            value = _mm256_cvtph_ps(_mm_unpacklo_epi64(quad[2], quad[3]));
+            _mm256_storeu_ps(ret->scale_v + t, _mm256_and_ps(value, seen));
+            value = _mm256_cvtph_ps(_mm_unpackhi_epi64(quad[2], quad[3]));
+            _mm256_storeu_ps(ret->zero_v + t, _mm256_and_ps(value, seen));
+        }
+    }
+}
+
+/* --- scores --- */
+
+/* Logits of K's centre: (alpha, beta) turned by the page's first position, against the row table. */
+static void centre_scores(const struct attend_columns *columns, const struct attend_page *page, uint32_t c,
+                          float *scores) {
+    float turned[2][OSCAR_MAX_PAIRS];
+    for (uint32_t i = 0; i < columns->pairs; i++) {
+        const float *turn = page->turn + (size_t)columns->pair[i] * 2;
+        float alpha = columns->alpha[c][i], beta = columns->beta[c][i];
+        turned[0][i] = alpha * turn[0] + beta * turn[1];
+        turned[1][i] = beta * turn[0] - alpha * turn[1];
+    }
+    for (uint32_t t = 0; t < TOKENS; t += 32) { /* four sums hide the latency of one */
+        __m256 s0 = _mm256_set1_ps(columns->sigma[c]), s1 = s0, s2 = s0, s3 = s0;
+        for (uint32_t i = 0; i < 2 * columns->pairs; i++) {
+            const float *row = columns->row_turn + (size_t)i * TOKENS + t;
+            __m256 factor = _mm256_set1_ps(turned[i % 2][i / 2]);
+            s0 = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row), s0);
+            s1 = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row + 8), s1);
+            s2 = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row + 16), s2);
+            s3 = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row + 24), s3);
+        }
+        _mm256_storeu_ps(scores + t, s0);
+        _mm256_storeu_ps(scores + t + 8, s1);
+        _mm256_storeu_ps(scores + t + 16, s2);
+        _mm256_storeu_ps(scores + t + 24, s3);
+    }
+}
+
+ATTEND_INLINE __m256i broadcast_word(const void *at) {
+    int32_t word;
+    memcpy(&word, at, sizeof(word));
+    return _mm256_set1_epi32(word);
+}
+
+/* Sums of one column over a vector of eight tokens, two 16-bit ones a token. Named variables and not an array, which the
+ * compilers of today would spill. */
+struct score_sums {
+    __m256i high, low;
+};
+
+/* Nothing, which keeps the compiler from turning a chain of additions into a tree: it would spill the tree's leaves. */
+ATTEND_INLINE __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
+ATTEND_INLINE void score_codes(struct score_sums *sums, __m256i code, const int8_t *high, const int8_t *low) {
+    sums->high = in_order(_mm256_add_epi16(sums->high, _mm256_maddubs_epi16(code, broadcast_word(high))));
+    sums->low = in_order(_mm256_add_epi16(sums->low, _mm256_maddubs_epi16(code, broadcast_word(low))));
+}
+
+ATTEND_INLINE void score_columns(uint32_t n, uint32_t w, uint32_t f, __m256i word, const int8_t *high,
+                                 const int8_t *low, struct score_sums *s0, struct score_sums *s1, struct score_sums *s2,
+                                 struct score_sums *s3) {
+    __m256i code = _mm256_and_si256(word, _mm256_set1_epi8(3));
+    size_t at = (size_t)16 * w * f, d = (size_t)64 * w;
+    score_codes(s0, code, high + at, low + at);
+    if (n > 1)
+        score_codes(s1, code, high + d + at, low + d + at);
+    if (n > 2)
+        score_codes(s2, code, high + 2 * d + at, low + 2 * d + at);
+    if (n > 3)
+        score_codes(s3, code, high + 3 * d + at, low + 3 * d + at);
+}
+
+ATTEND_INLINE __m256i widen(struct score_sums sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(sums.high, ones), 8),
+                            _mm256_madd_epi16(sums.low, ones));
+}
+
+/* Scores of eight tokens from their sums; with a centre they are added to what is there. */
+ATTEND_INLINE void finish_scores(const struct attend_columns *columns, uint32_t c, uint32_t t,
+                                 const struct unpacked *codes, __m256i sum, float *scores) {
+    __m256 dot = _mm256_cvtepi32_ps(sum), step = _mm256_set1_ps(columns->step[c]);
+    dot = _mm256_fnmadd_ps(_mm256_loadu_ps(codes->zero_k + t), _mm256_set1_ps(columns->sum[c]), dot);
+    dot = _mm256_mul_ps(dot, _mm256_loadu_ps(codes->scale_k + t));
+    if (columns->centred)
+        dot = _mm256_fmadd_ps(dot, step, _mm256_loadu_ps(scores + t));
+    else
+        dot = _mm256_mul_ps(dot, step);
+    _mm256_storeu_ps(scores + t, dot);
+}
+
+/* Scores of eight tokens for n columns; W = d / 64. */
+ATTEND_INLINE void score_tokens(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w,
+                                uint32_t eighth, const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
+    const int8_t *high = columns->high + (size_t)c0 * 64 * w, *low = columns->low + (size_t)c0 * 64 * w;
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i t0 = zero, t1 = zero, t2 = zero, t3 = zero;
+    uint32_t words = STEPS / 4 < 4 * w ? STEPS / 4 : 4 * w; /* four steps a word */
+#pragma GCC unroll 1
+    for (uint32_t first = 0; first < 4 * w; first += words) {
+        struct score_sums s0 = {zero, zero}, s1 = s0, s2 = s0, s3 = s0;
+#pragma GCC unroll 1
+        for (uint32_t j = first; j < first + words; j++, high += 4, low += 4) {
+            __m256i word = codes->k[eighth][j];
+            score_columns(n, w, 0, word, high, low, &s0, &s1, &s2, &s3);
+            score_columns(n, w, 1, _mm256_srli_epi32(word, 2), high, low, &s0, &s1, &s2, &s3);
+            score_columns(n, w, 2, _mm256_srli_epi32(word, 4), high, low, &s0, &s1, &s2, &s3);
+            score_columns(n, w, 3, _mm256_srli_epi32(word, 6), high, low, &s0, &s1, &s2, &s3);
+        }
+        t0 = _mm256_add_epi32(t0, widen(s0));
+        t1 = _mm256_add_epi32(t1, widen(s1));
+        t2 = _mm256_add_epi32(t2, widen(s2));
+        t3 = _mm256_add_epi32(t3, widen(s3));
+    }
+    finish_scores(columns, c0, eighth * 8, codes, t0, scores[0]);
+    if (n > 1)
+        finish_scores(columns, c0 + 1, eighth * 8, codes, t1, scores[1]);
+    if (n > 2)
+        finish_scores(columns, c0 + 2, eighth * 8, codes, t2, scores[2]);
+    if (n > 3)
+        finish_scores(columns, c0 + 3, eighth * 8, codes, t3, scores[3]);
+}
+
+/* --- weights and output --- */
+
+/* 16-bit weights of one column: fixed * unit = 2^(score - max) * scale V. Relative to the page's largest, so that a sink
+ * elsewhere takes nothing from them. */
+struct weights {
+    int16_t fixed[ATTEND_GROUP][TOKENS];
+    float unit[ATTEND_GROUP];
+    float zeros[ATTEND_GROUP]; /* sum of 2^(score - max) * scale * zero, of the rounded weights */
+};
+
+ATTEND_INLINE __m256i round_weights(__m256 inverse, const float *weight, const float *zero, __m256 *zeros) {
+    __m256i fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(weight), inverse));
+    *zeros = _mm256_fmadd_ps(_mm256_cvtepi32_ps(fixed), _mm256_loadu_ps(zero), *zeros);
+    return fixed;
+}
+
+ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m,
+                                const struct attend_page *page, const struct attend_partial *partial,
+                                const struct unpacked *codes, float *scores, struct weights *ret) {
+    __m256 top = _mm256_setzero_ps(), zeros = _mm256_setzero_ps();
+    attend_softmax(columns, c, attend_rows(columns, c, page->first), partial, scores);
+    for (uint32_t t = 0; t < TOKENS; t += 8) {
+        __m256 weight = _mm256_mul_ps(_mm256_loadu_ps(scores + t), _mm256_loadu_ps(codes->scale_v + t));
+        top = _mm256_max_ps(top, weight);
+        _mm256_storeu_ps(scores + t, weight);
+    }
+    float most = attend_largest(top);
+    if (most < ATTEND_P_NOTHING) {
+        memset(ret->fixed[m], 0, sizeof(ret->fixed[m]));
+        ret->unit[m] = ret->zeros[m] = 0;
+        return;
+    }
+    __m256 inverse = _mm256_set1_ps(ATTEND_P_UNIT / most);
+    for (uint32_t t = 0; t < TOKENS; t += 16) {
+        __m256i first = round_weights(inverse, scores + t, codes->zero_v + t, &zeros);
+        __m256i second = round_weights(inverse, scores + t + 8, codes->zero_v + t + 8, &zeros);
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xD8);
+        _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + t), both);
+    }
+    ret->unit[m] = most / ATTEND_P_UNIT;
+    ret->zeros[m] = attend_sum(zeros) * ret->unit[m];
+}
+
+struct value_sums { /* of two codes of a word */
+    __m256i code0, code1;
+};
+
+ATTEND_INLINE void add_codes(struct value_sums *sums, __m256i code0, __m256i code1, const int16_t *weights) {
+    __m256i weight = broadcast_word(weights);
+    sums->code0 = in_order(_mm256_add_epi32(sums->code0, _mm256_madd_epi16(code0, weight)));
+    sums->code1 = in_order(_mm256_add_epi32(sums->code1, _mm256_madd_epi16(code1, weight)));
+}
+
+ATTEND_INLINE void finish_code(__m256i sum, float unit, float zeros, float *out) {
+    __m256 value = _mm256_fmsub_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit), _mm256_set1_ps(zeros));
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), value));
+}
+
+ATTEND_INLINE void finish_column(uint32_t w, struct value_sums sums, float unit, float zeros, float *out) {
+    finish_code(sums.code0, unit, zeros, out);
+    finish_code(sums.code1, unit / 4, zeros, out + (size_t)8 * w);
+}
+
+/* Adds the page's values to n columns, two codes of every word a pass. Their masked bits are code * 4^i of the byte's code i,
+ * which the unit undoes at the end. */
+ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct unpacked *codes,
+                              const struct weights *weights, const uint8_t *ahead,
+                              const struct attend_partial *partial) {
+    const __m256i zero = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (uint32_t pass = 0; pass < 4 * w; pass++) {
+        uint32_t r = pass / 4, i = pass % 4 * 2;
+        const __m256i *words = codes->v[i / 4][r];
+        __m256i mask0 = _mm256_set1_epi32(i % 4 == 0 ? 0x00030003 : 0x00300030);
+        __m256i mask1 = _mm256_set1_epi32(i % 4 == 0 ? 0x000C000C : 0x00C000C0);
+        float undo = i % 4 == 0 ? 1.0F : 0.0625F;
+        struct value_sums s0 = {zero, zero}, s1 = s0, s2 = s0, s3 = s0;
+        /* The codes of the page after the next, a few lines a pass: all at once they would wait for each other. */
+        for (uint32_t line = 0; line < 512; line += 64)
+            _mm_prefetch((const char *)ahead + (size_t)512 * pass + line, _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (uint32_t pair = 0; pair < 32; pair++) {
+            __m256i code0 = _mm256_and_si256(words[pair], mask0), code1 = _mm256_and_si256(words[pair], mask1);
+            add_codes(&s0, code0, code1, weights->fixed[0] + (size_t)2 * pair);
+            if (n > 1)
+                add_codes(&s1, code0, code1, weights->fixed[1] + (size_t)2 * pair);
+            if (n > 2)
+                add_codes(&s2, code0, code1, weights->fixed[2] + (size_t)2 * pair);
+            if (n > 3)
+                add_codes(&s3, code0, code1, weights->fixed[3] + (size_t)2 * pair);
+        }
+        float *out = partial->out + (size_t)c0 * 64 * w + (size_t)8 * (w * i + r);
+        finish_column(w, s0, weights->unit[0] * undo, weights->zeros[0], out);
+        if (n > 1)
+            finish_column(w, s1, weights->unit[1] * undo, weights->zeros[1], out + (size_t)64 * w);
+        if (n > 2)
+            finish_column(w, s2, weights->unit[2] * undo, weights->zeros[2], out + (size_t)128 * w);
+        if (n > 3)
+            finish_column(w, s3, weights->unit[3] * undo, weights->zeros[3], out + (size_t)192 * w);
+    }
+}
+
+/* --- a page --- */
+
+ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
+                                uint32_t n, uint32_t w, const struct unpacked *codes,
+                                const struct attend_partial *partial) {
+    const uint8_t *ahead = page->ahead != NULL ? page->ahead : page->record;
+    float scores[ATTEND_GROUP][TOKENS];
+    struct weights weights;
+    if (columns->centred)
+        for (uint32_t m = 0; m < n; m++)
+            centre_scores(columns, page, c0 + m, scores[m]);
+#pragma GCC unroll 1
+    for (uint32_t eighth = 0; eighth < 8; eighth++)
+        score_tokens(columns, c0, n, w, eighth, codes, scores);
+#pragma GCC unroll 1
+    for (uint32_t m = 0; m < n; m++)
+        weigh_column(columns, c0 + m, m, page, partial, codes, scores[m], &weights);
+    add_values(c0, n, w, codes, &weights, c0 == 0 ? ahead : page->record, partial);
+}
+
+ATTEND_INLINE void attend_block(const struct attend_columns *columns, const struct attend_page *page, uint32_t w,
+                                const struct attend_partial *partial) {
+    struct unpacked codes;
+    uint32_t c = 0;
+    unpack_scales(page->record + oscar_packed_scales_offset(64 * w), page->rows, &codes);
+    unpack_codes(page->record, w, &codes);
+    for (; c + 4 <= columns->count; c += 4)
+        attend_group(columns, page, c, 4, w, &codes, partial);
+    switch (columns->count - c) {
+    case 3:
+        attend_group(columns, page, c, 3, w, &codes, partial);
+        break;
+    case 2:
+        attend_group(columns, page, c, 2, w, &codes, partial);
+        break;
+    case 1:
+        attend_group(columns, page, c, 1, w, &codes, partial);
+        break;
+    default:
+        break;
+    }
+}
+
+static void packed(const struct attend_columns *columns, const struct attend_page *page,
+                   const struct attend_partial *partial) {
+    for (uint32_t byte = 0; page->ahead != NULL && byte < OSCAR_SCALES_BYTES; byte += 64)
+        _mm_prefetch((const char *)page->ahead + oscar_packed_scales_offset(columns->d) + byte, _MM_HINT_T0);
+    if (columns->d == 64)
+        attend_block(columns, page, 1, partial);
+    else if (columns->d == 128)
+        attend_block(columns, page, 2, partial);
+    else
+        attend_block(columns, page, 4, partial);
+}
+
+const struct attend_kernels attend_kernels_avx2 = {.packed = packed, .dense = attend_dense_avx2};
