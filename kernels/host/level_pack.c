@@ -25,19 +25,32 @@ struct host_pack_scratch {
     float row_sin[OSCAR_MAX_PAIRS * ROWS];
     float angle_cos[OSCAR_MAX_PAIRS * ROWS]; /* T joined with a page's E */
     float angle_sin[OSCAR_MAX_PAIRS * ROWS];
-    uint32_t k_words[4U * MAX_WIDE * ROWS];  /* [w][t][row] */
-    uint16_t v_halves[8U * MAX_WIDE * ROWS]; /* [r][g][row] */
-    uint16_t scale[2][ROWS], zero[2][ROWS];  /* of K and V */
+    float feedback[MAX_DIM * (MAX_DIM + STEP) / 2]; /* the head's L in the order of use: see arrange_feedback() */
+    uint32_t k_words[4U * MAX_WIDE * ROWS];         /* [w][t][row] */
+    uint16_t v_halves[8U * MAX_WIDE * ROWS];        /* [r][g][row] */
+    uint16_t scale[2][ROWS], zero[2][ROWS];         /* of K and V */
     const struct oscar_calibration *calibration;
     const struct oscar_head_calibration *head;
 };
 
 size_t HOST_NAME(level_pack_scratch_bytes)(void) { return sizeof(struct host_pack_scratch); }
 
+/* L as code_k_feedback() reads it, without a gap: step by step from the top, columns base .. base + STEP - 1 of the rows
+ * d-1 .. base. In the file's order each step would touch a quarter of every cache line. */
+static void arrange_feedback(const float *feedback, uint32_t d, float *ret) {
+    for (uint32_t base = d; base > 0;) {
+        base -= STEP;
+        for (uint32_t i = d; i-- > base; ret += STEP)
+            memcpy(ret, feedback + (size_t)i * d + base, STEP * sizeof(*ret));
+    }
+}
+
 void HOST_NAME(level_pack_begin)(struct host_pack_scratch *scratch, const struct oscar_calibration *calibration,
                                  const struct oscar_head_calibration *head) {
     scratch->calibration = calibration;
     scratch->head = head;
+    if (head->feedback)
+        arrange_feedback(head->feedback, calibration->head_dim, scratch->feedback);
     const struct oscar_turns *turns = &calibration->turns;
     for (uint32_t row = 0; row < ROWS; row++)
         for (uint32_t i = 0; i < head->pairs; i++) {
@@ -183,8 +196,7 @@ LANES_INLINE vi nearest_pair(const struct host_pack_scratch *scratch, const floa
     return nearest_code(n, even) | nearest_code(n, odd) << apart;
 }
 
-LANES_INLINE void code_k_nearest(struct host_pack_scratch *scratch, const float *x, uint32_t d) {
-    const uint32_t wide = d / 64;
+LANES_INLINE void code_k_nearest(struct host_pack_scratch *scratch, const float *x, const uint32_t wide) {
     for (uint32_t row = 0; row < ROWS; row += LANES) {
         const struct nearest n = nearest_of(scratch, 0, row);
         for (uint32_t w = 0; w < wide; w++)
@@ -202,8 +214,7 @@ LANES_INLINE void code_k_nearest(struct host_pack_scratch *scratch, const float 
 }
 
 /* Dims g and g + 1 in the two halves of a lane, taken apart at the end. */
-static void code_v(struct host_pack_scratch *scratch, uint32_t d) {
-    const uint32_t wide = d / 64;
+LANES_INLINE void code_v(struct host_pack_scratch *scratch, const uint32_t wide) {
     for (uint32_t row = 0; row < ROWS; row += LANES) {
         const struct nearest n = nearest_of(scratch, 1, row);
         for (uint32_t r = 0; r < wide; r++)
@@ -229,10 +240,11 @@ LANES_INLINE vf feedback_code(vf value, vf scale, vf zero) {
  * Feedback rounding, STEP dims at a time from the top. The errors of all higher dims lie in x already; each dim takes their
  * terms in descending order, then those of the step itself, which is the order of the oracle.
  */
-static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const float *feedback) {
+static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d) {
     const uint32_t wide = d / 64;
     for (uint32_t row = 0; row < ROWS; row += GROUPS * LANES) {
         float *x = scratch->x + row;
+        const float *line = scratch->feedback;
         vf scale[GROUPS];
         vf zero[GROUPS];
         for (uint32_t g = 0; g < GROUPS; g++) {
@@ -247,8 +259,7 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
                 LANES_UNROLL
             for (uint32_t g = 0; g < GROUPS; g++)
                 t[j][g] = vf_load(x + (size_t)(base + j) * ROWS + (size_t)g * LANES);
-            for (uint32_t i = d - 1; i >= base + STEP; i--) {
-                const float *line = feedback + (size_t)i * d + base;
+            for (uint32_t i = d - 1; i >= base + STEP; i--, line += STEP) {
                 vf error[GROUPS];
                 LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++)
@@ -266,7 +277,6 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
             LANES_UNROLL
             for (uint32_t down = 0; down < STEP; down++) {
                 const uint32_t i = STEP - 1 - down;
-                const float *line = feedback + (size_t)(base + i) * d + base;
                 LANES_UNROLL
                 for (uint32_t g = 0; g < GROUPS; g++) {
                     float *at = x + (size_t)(base + i) * ROWS + (size_t)g * LANES;
@@ -278,6 +288,7 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
                     for (uint32_t j = 0; j < i; j++)
                         t[j][g] = vf_fnma(vf_set(line[j]), error, t[j][g]);
                 }
+                line += STEP;
             }
             uint32_t quad = base / STEP; /* 4 * (wide * f + w) + t */
             uint32_t f = quad / (4 * wide);
@@ -291,27 +302,30 @@ static void code_k_feedback(struct host_pack_scratch *scratch, uint32_t d, const
 }
 
 /* From words by row to the page's order, [tile][g][t][row g, row g + 8][w]. */
-static void write_k(const uint32_t *words, uint32_t wide, uint8_t *record) {
-    for (uint32_t line = 0; line < OSCAR_PAGE_TOKENS / 2; line++) /* 8 * tile + g */
+LANES_INLINE void write_k(const uint32_t *words, const uint32_t wide, uint8_t *record) {
+    for (uint32_t line = 0; line < ROWS / 2; line++) /* 8 * tile + g */
         for (uint32_t t = 0; t < 4; t++) {
             uint32_t out[2 * MAX_WIDE];
+            LANES_UNROLL
             for (uint32_t half = 0; half < 2; half++)
-                for (uint32_t w = 0; w < wide; w++)
-                    out[half * wide + w] = words[(size_t)(4 * w + t) * ROWS + line / 8 * 16 + half * 8 + line % 8];
+                LANES_UNROLL
+            for (uint32_t w = 0; w < wide; w++)
+                out[half * wide + w] = words[(size_t)(4 * w + t) * ROWS + line / 8 * 16 + half * 8 + line % 8];
             memcpy(record + (size_t)(line * 4 + t) * 8 * wide, out, (size_t)8 * wide);
         }
 }
 
 /* Two neighbouring rows' halves are one word: [tile][g][t][tokens 0..7, 8..15][r]. */
-static void write_v(const uint16_t *halves, uint32_t wide, uint8_t *record) {
-    for (uint32_t line = 0; line < OSCAR_PAGE_TOKENS / 2; line++)
+LANES_INLINE void write_v(const uint16_t *halves, const uint32_t wide, uint8_t *record) {
+    for (uint32_t line = 0; line < ROWS / 2; line++)
         for (uint32_t t = 0; t < 4; t++) {
             uint32_t out[2 * MAX_WIDE];
+            LANES_UNROLL
             for (uint32_t half = 0; half < 2; half++)
-                for (uint32_t r = 0; r < wide; r++)
-                    memcpy(&out[half * wide + r],
-                           halves + (size_t)(8 * r + line % 8) * ROWS + line / 8 * 16 + half * 8 + 2 * t,
-                           sizeof(out[0]));
+                LANES_UNROLL
+            for (uint32_t r = 0; r < wide; r++)
+                memcpy(&out[half * wide + r],
+                       halves + (size_t)(8 * r + line % 8) * ROWS + line / 8 * 16 + half * 8 + 2 * t, sizeof(out[0]));
             memcpy(record + (size_t)(line * 4 + t) * 8 * wide, out, (size_t)8 * wide);
         }
 }
@@ -324,42 +338,55 @@ static void write_scales(const struct host_pack_scratch *scratch, uint8_t *scale
     }
 }
 
-static bool pack_k(struct host_pack_scratch *scratch, const uint16_t *rows, uint64_t position, uint8_t *packed_record) {
+/* `wide` is a constant in each of the copies that level_pack() makes. */
+LANES_INLINE bool pack_k(struct host_pack_scratch *scratch, const uint16_t *rows, uint64_t position,
+                         const uint32_t wide, uint8_t *record) {
     const struct oscar_head_calibration *head = scratch->head;
-    const uint32_t d = scratch->calibration->head_dim;
-    load_pairs(rows, d, scratch->pairs);
+    load_pairs(rows, 64 * wide, scratch->pairs);
     if (head->centre_static)
         take_out_centre(scratch, position);
     else if (head->feedback)
-        expand_pairs(scratch, d);
-    if (!find_scales(scratch, head->centre_static ? scratch->x : NULL, d, head->rank_k, 0))
+        expand_pairs(scratch, 64 * wide);
+    if (!find_scales(scratch, head->centre_static ? scratch->x : NULL, 64 * wide, head->rank_k, 0))
         return false;
     if (head->feedback)
-        code_k_feedback(scratch, d, head->feedback);
+        code_k_feedback(scratch, 64 * wide);
     else if (head->centre_static)
-        code_k_nearest(scratch, scratch->x, d);
+        code_k_nearest(scratch, scratch->x, wide);
     else
-        code_k_nearest(scratch, NULL, d);
-    write_k(scratch->k_words, d / 64, packed_record);
+        code_k_nearest(scratch, NULL, wide);
+    write_k(scratch->k_words, wide, record);
     return true;
 }
 
-static bool pack_v(struct host_pack_scratch *scratch, const uint16_t *rows, uint8_t *packed_record) {
-    const uint32_t d = scratch->calibration->head_dim;
-    load_pairs(rows, d, scratch->pairs);
-    if (!find_scales(scratch, NULL, d, scratch->head->rank_v, 1))
+LANES_INLINE bool pack_v(struct host_pack_scratch *scratch, const uint16_t *rows, const uint32_t wide,
+                         uint8_t *record) {
+    load_pairs(rows, 64 * wide, scratch->pairs);
+    if (!find_scales(scratch, NULL, 64 * wide, scratch->head->rank_v, 1))
         return false;
-    code_v(scratch, d);
-    write_v(scratch->v_halves, d / 64, packed_record + oscar_packed_v_offset(d));
+    code_v(scratch, wide);
+    write_v(scratch->v_halves, wide, record);
+    return true;
+}
+
+LANES_INLINE bool pack(struct host_pack_scratch *scratch, const uint8_t *dense, uint64_t position, const uint32_t wide,
+                       uint8_t *packed) {
+    const uint16_t *rows = (const uint16_t *)dense;
+    if (!pack_k(scratch, rows, position, wide, packed) ||
+        !pack_v(scratch, rows + (size_t)ROWS * 64 * wide, wide, packed + oscar_packed_v_offset(64 * wide)))
+        return false;
+    write_scales(scratch, packed + oscar_packed_scales_offset(64 * wide));
     return true;
 }
 
 bool HOST_NAME(level_pack)(struct host_pack_scratch *scratch, const uint8_t *dense_record, uint64_t position,
                            uint8_t *packed_record) {
-    const uint32_t d = scratch->calibration->head_dim;
-    const uint16_t *rows = (const uint16_t *)dense_record;
-    if (!pack_k(scratch, rows, position, packed_record) || !pack_v(scratch, rows + (size_t)ROWS * d, packed_record))
-        return false;
-    write_scales(scratch, packed_record + oscar_packed_scales_offset(d));
-    return true;
+    switch (scratch->calibration->head_dim) {
+    case 64:
+        return pack(scratch, dense_record, position, 1, packed_record);
+    case 128:
+        return pack(scratch, dense_record, position, 2, packed_record);
+    default:
+        return pack(scratch, dense_record, position, 4, packed_record);
+    }
 }

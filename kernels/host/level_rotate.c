@@ -146,6 +146,7 @@ LANES_INLINE vf butterfly(vf value, vf met, int h) {
 
 LANES_INLINE void hadamard_row(const float *x, float *y, const uint32_t registers, float factor) {
     vf v[MAX_DIM / LANES];
+    LANES_UNROLL
     for (uint32_t r = 0; r < registers; r++) {
         vf value = vf_load(x + (size_t)r * LANES);
         value = butterfly(value, MEET_1(value), 1);
@@ -158,14 +159,17 @@ LANES_INLINE void hadamard_row(const float *x, float *y, const uint32_t register
 #endif
         v[r] = value;
     }
+    LANES_UNROLL
     for (uint32_t h = 1; h < registers; h *= 2)
-        for (uint32_t r = 0; r < registers; r++)
-            if ((r & h) == 0) {
-                vf a = v[r];
-                vf b = v[r + h];
-                v[r] = a + b;
-                v[r + h] = a - b;
-            }
+        LANES_UNROLL
+    for (uint32_t r = 0; r < registers; r++)
+        if ((r & h) == 0) {
+            vf a = v[r];
+            vf b = v[r + h];
+            v[r] = a + b;
+            v[r + h] = a - b;
+        }
+    LANES_UNROLL
     for (uint32_t r = 0; r < registers; r++)
         vf_store(y + (size_t)r * LANES, v[r] * factor);
 }

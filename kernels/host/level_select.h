@@ -17,7 +17,7 @@ struct extremes {
 
 /* ---- rows of floats, x[dim][row] ---- */
 
-#define MOST_KEPT 24
+#define MOST_KEPT 32
 
 LANES_INLINE struct extremes keep_floats(const float *x, uint32_t d, uint32_t wanted, const uint32_t kept) {
     vi top[MOST_KEPT];
@@ -73,6 +73,8 @@ static struct extremes select_floats(const float *x, uint32_t d, uint32_t wanted
         return keep_floats(x, d, wanted, 11);
     if (wanted <= 16)
         return keep_floats(x, d, wanted, 16);
+    if (wanted <= 24)
+        return keep_floats(x, d, wanted, 24);
     if (wanted <= MOST_KEPT)
         return keep_floats(x, d, wanted, MOST_KEPT);
     return count_floats(x, d, wanted);
@@ -80,7 +82,7 @@ static struct extremes select_floats(const float *x, uint32_t d, uint32_t wanted
 
 /* ---- rows of BF16 pairs: even and odd dims pass in the two halves of a lane ---- */
 
-#define MOST_PAIRS_KEPT 12
+#define MOST_PAIRS_KEPT 32
 
 struct pair_bounds {
     vs signed_greatest;
@@ -166,6 +168,12 @@ static struct extremes select_pairs(const uint32_t *pairs, uint32_t d, uint32_t 
         return keep_pairs(pairs, d, wanted, 6);
     if (wanted <= 8)
         return keep_pairs(pairs, d, wanted, 8);
+    if (wanted <= 12)
+        return keep_pairs(pairs, d, wanted, 12);
+    if (wanted <= 18)
+        return keep_pairs(pairs, d, wanted, 18);
+    if (wanted <= 24)
+        return keep_pairs(pairs, d, wanted, 24);
     if (wanted <= MOST_PAIRS_KEPT)
         return keep_pairs(pairs, d, wanted, MOST_PAIRS_KEPT);
     return count_pairs(pairs, d, wanted);
