@@ -31,7 +31,7 @@ int main(void) {
     struct oscar_client *client;
     check(oscar_client_open(NULL, &client));
 
-    struct oscar_model_options options = {.size = sizeof(options)};
+    struct oscar_model_options options = OSCAR_INIT(struct oscar_model_options);
     oscar_geometry_init(&options.geometry, LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, OSCAR_BF16);
     options.weights_digest = weights;
     options.revision = "main";
@@ -40,7 +40,7 @@ int main(void) {
     check(oscar_model_open(client, &options, &model));
 
     struct oscar_seq *seq;
-    struct oscar_seq_info info = {.size = sizeof(info)};
+    struct oscar_seq_info info = OSCAR_INIT(struct oscar_seq_info);
     check(oscar_seq_open(model, prompt, PROMPT, 0, &seq));
     check(oscar_seq_info(seq, &info));
     printf("%u of %u tokens were cached\n", info.hit_tokens, (unsigned)PROMPT);
