@@ -2,7 +2,7 @@
 add_library(oscar_fake_oscard STATIC ${PROJECT_SOURCE_DIR}/tests/support/fake_oscard.c)
 target_link_libraries(oscar_fake_oscard PUBLIC oscar_kernels oscar_proto Threads::Threads)
 
-foreach(subject handshake)
+foreach(subject handshake deadline pages seq threads)
   oscar_test(client_${subject} LABELS unit tsan SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_${subject}.c ${CMAKE_CURRENT_LIST_DIR}/client_fixture.c
     LIBS oscar_client oscar_fake_oscard)
 endforeach()

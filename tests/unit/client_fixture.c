@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/client_fixture.h"
 
-#include <cmocka.h>
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,6 +9,8 @@
 #include "kernels/number.h"
 
 #define MAX_TOKENS 4096U
+
+static uint32_t token_ids[MAX_TOKENS]; /* read by any thread after the set-up */
 
 int open_client(const struct fake_oscard *fake, struct oscar_client **ret) {
     struct oscar_client_options options = OSCAR_INIT(struct oscar_client_options);
@@ -33,6 +31,8 @@ int open_model(struct oscar_client *client, struct oscar_model **ret) {
 }
 
 int fake_setup(void **state) {
+    for (uint32_t i = 0; i < MAX_TOKENS; i++)
+        token_ids[i] = 1000 + i;
     struct client_world *world = calloc(1, sizeof(*world));
     if (world == NULL)
         return -1;
@@ -71,12 +71,7 @@ struct oscar_seq_info seq_info(const struct oscar_seq *seq) {
     return info;
 }
 
-const uint32_t *some_tokens(void) {
-    static uint32_t tokens[MAX_TOKENS];
-    for (uint32_t i = 0; i < MAX_TOKENS; i++)
-        tokens[i] = 1000 + i;
-    return tokens;
-}
+const uint32_t *some_tokens(void) { return token_ids; }
 
 int store_value(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t layer, uint32_t first, uint32_t count,
                 float value) {

@@ -3,6 +3,13 @@
 #ifndef OSCAR_TESTS_CLIENT_FIXTURE_H
 #define OSCAR_TESTS_CLIENT_FIXTURE_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* Behind what it needs but does not include. */
+#include <cmocka.h>
+
 #include "oscar/oscar.h"
 
 #include "tests/support/fake_oscard.h"
