@@ -177,5 +177,8 @@ void client_free_if_done(struct store_client *client) {
     LIST_REMOVE(client, in_store);
     store->client_count--;
     store->pack_starved = false;
+    void *client_arg = client->arg;
     free(client);
+    if (store->options.hooks.client_over)
+        store->options.hooks.client_over(store->options.hooks.arg, client_arg);
 }

@@ -182,6 +182,7 @@ static void answer(struct seq *seq, struct oscar_reply *reply) {
     struct store *store = client->store;
     reply->id = seq->wait_request;
     reply->verb = seq->wait == WAIT_FORK ? OSCAR_SEQ_FORK : OSCAR_SEQ_WAIT;
+    store->count.no_space += reply->error == OSCAR_ERR_NO_SPACE;
     if (seq->wait == WAIT_FORK)
         client->forking = NULL;
     TAILQ_REMOVE(&store->waiting, seq, in_wait);

@@ -113,11 +113,14 @@ int fork_request(struct store_client *client, const struct oscar_request *reques
         return r;
     if (seq->wait != WAIT_NONE)
         return oscar_fail(cause, OSCAR_ERR_STATE, "the sequence waits already");
-    seq->fence = request->seq_fork.fence;
-    if (seal_pending(seq)) {
-        /* Copying what is still being written would be the client's stream's business, sharing it is not possible yet. */
-        flight_park(seq, WAIT_FORK, request->id, 0);
-        return OSCAR_PARKED;
+    if (!seal_pending(seq)) {
+        r = fork_make(seq, ret, cause);
+        if (r == 0)
+            seq->fence = request->seq_fork.fence;
+        return r;
     }
-    return fork_make(seq, ret, cause);
+    /* Copying what is still being written would be the client's stream's business, sharing it is not possible yet. */
+    seq->fence = request->seq_fork.fence;
+    flight_park(seq, WAIT_FORK, request->id, 0);
+    return OSCAR_PARKED;
 }

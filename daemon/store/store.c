@@ -144,7 +144,10 @@ int store_request(struct store *store, struct store_client *client, const struct
         flight_cancel(client->forking, OSCAR_ERR_STATE, "the window was used for another call meanwhile");
 
     struct oscar_reply reply = {.id = request->id, .verb = request->verb};
-    int r = verbs[request->verb].handle(client, request, now_ns, &reply, cause);
+    struct oscar_cause failure; /* what failed on the way is nobody's business if the request did not */
+    int r = verbs[request->verb].handle(client, request, now_ns, &reply, &failure);
+    if (r < 0 && cause)
+        *cause = failure;
     if (r == OSCAR_ERR_NO_SPACE)
         store->count.no_space++;
     pack_dispatch(store);

@@ -41,6 +41,9 @@ struct store_hooks {
     void (*chunk_gone)(void *arg, void *client_arg, const struct oscar_chunk_info *info);
     /* A parked call is over: `reply` is complete but for its id. */
     void (*waiter_done)(void *arg, void *client_arg, uint64_t request_id, const struct oscar_reply *reply);
+    /* The client has exited and nothing of it is in flight any more: its window and fences may be unmapped. Called once, from
+     * store_client_exited or a later call; NULL: nobody wants to know. */
+    void (*client_over)(void *arg, void *client_arg);
     /* incarnation and sequence number are filled in by the callee */
     void (*event)(void *arg, const struct oscar_event *event);
 };

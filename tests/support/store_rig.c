@@ -156,14 +156,29 @@ struct rig_client *rig_client_new(struct rig *rig, const char *group_key) {
     return client;
 }
 
-void rig_client_free(struct rig_client *client) {
+void rig_client_gone(struct rig_client *client) {
     store_client_gone(client->rig->store, client->client);
     rig_verify(client->rig);
+}
+
+void rig_client_exited(struct rig_client *client) {
     store_client_exited(client->rig->store, client->client);
     rig_verify(client->rig);
     (void)munmap(client->window, OSCAR_WINDOW_BYTES);
     free(client->fences);
     free(client);
+}
+
+void rig_client_free(struct rig_client *client) {
+    rig_client_gone(client);
+    rig_client_exited(client);
+}
+
+const struct oscar_reply *rig_answered(const struct rig_client *client, uint64_t id) {
+    for (uint32_t i = 0; i < client->answers; i++)
+        if (client->answer[i].id == (id ? id : client->request_id))
+            return &client->answer[i].reply;
+    return NULL;
 }
 
 int rig_request(struct rig_client *client, struct oscar_request *request, struct oscar_reply *ret) {
@@ -360,6 +375,15 @@ struct rig_seq *rig_seq_forked(struct rig_seq *parent, const struct oscar_reply 
         memcpy(rig_address(seq->client, copy->to), rig_address(seq->client, copy->from), FAKE_TAG_BYTES);
     }
     return seq;
+}
+
+int rig_seq_wait(struct rig_seq *seq, uint32_t timeout_ms, uint32_t *ret_available) {
+    struct oscar_request request = {.verb = OSCAR_SEQ_WAIT, .seq_wait = {seq->handle, timeout_ms}};
+    struct oscar_reply reply = {0};
+    int r = rig_request(seq->client, &request, &reply);
+    if (r == 0)
+        *ret_available = reply.seq_wait.available_tokens;
+    return r;
 }
 
 int rig_seq_fork(struct rig_seq *seq, struct rig_seq **ret) {

@@ -84,8 +84,9 @@ void rig_settle(struct rig *rig);
 uint64_t rig_metric(const struct rig *rig, const char *name, const char *labels);
 
 struct rig_client *rig_client_new(struct rig *rig, const char *group_key);
-/* The connection ends and the process exits. */
-void rig_client_free(struct rig_client *client);
+void rig_client_gone(struct rig_client *client);   /* its connection ends */
+void rig_client_exited(struct rig_client *client); /* and its process: the struct is freed */
+void rig_client_free(struct rig_client *client);   /* both */
 int rig_request(struct rig_client *client, struct oscar_request *request, struct oscar_reply *ret);
 
 /* 0 or an error; the sequence on success only. Tokens are copied. */
@@ -99,6 +100,7 @@ int rig_seq_advance(struct rig_seq *seq, const uint32_t *tokens, uint32_t count)
 void rig_seq_signal(struct rig_seq *seq);
 /* reserve + advance + signal + settle. */
 int rig_seq_compute(struct rig_seq *seq, const uint32_t *tokens, uint32_t count);
+int rig_seq_wait(struct rig_seq *seq, uint32_t timeout_ms, uint32_t *ret_available);
 int rig_seq_fork(struct rig_seq *seq, struct rig_seq **ret);
 /* The fork's reply, wherever it came from. */
 struct rig_seq *rig_seq_forked(struct rig_seq *parent, const struct oscar_reply *reply);
@@ -111,6 +113,8 @@ void rig_seq_check(const struct rig_seq *seq);
 /* Form of page `page` in its table. */
 enum oscar_form rig_seq_form(const struct rig_seq *seq, uint32_t page);
 uint8_t *rig_address(struct rig_client *client, oscar_page_ref ref);
+/* The answer to a parked call, or NULL if there is none yet; to the last request of the client if `id` is 0. */
+const struct oscar_reply *rig_answered(const struct rig_client *client, uint64_t id);
 uint32_t rig_probe(struct rig_client *client, const uint32_t *tokens, uint32_t count);
 
 /* Deterministic token ids: `count` of the path named by `seed`, from position `from` on. */
