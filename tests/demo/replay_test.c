@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The replay of captured activations: what the demo's errors are measured against must itself be right. */
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
 #include "oscar/error.h"
 
 #include "kernels/number.h"
 #include "kernels/reference.h"
-#include "tests/integration/e2e_test.h"
 #include "tests/support/replay.h"
 
 #define CAPTURE OSCAR_TEST_DATA "/smollm2-135m/capture.safetensors"

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A daemon for each test, and its counters. A test's state is its struct test_daemon. Counters come straight from the administration
+ * socket, without a program in between, so that they can be asked for often. What goes wrong here ends the test.
+ */
+#ifndef OSCAR_TESTS_E2E_DAEMON_H
+#define OSCAR_TESTS_E2E_DAEMON_H
+
+#include <stdint.h>
+
+#include "proto/wire.h"
+#include "tests/support/daemon.h"
+
+/* For setup and teardown: chunks of 1 MiB, and a budget. Stopping checks that nothing is in use any more when the cache is flushed. */
+int e2e_start(void **state, const char *budget);
+int e2e_stop(void **state);
+
+const char *e2e_socket(const struct test_daemon *daemon);
+/* Where calibration files lie. */
+const char *e2e_calibrations(void);
+
+/* One metric now: `name`, summed over its labels, or `name{labels}`. One that does not exist ends the test. */
+int64_t e2e_metric(const struct test_daemon *daemon, const char *name);
+/* All of them at one moment: e2e_metric_of() looks into them. */
+struct oscar_admin_reply e2e_metrics(const struct test_daemon *daemon);
+int64_t e2e_metric_of(const struct oscar_admin_reply *metrics, const char *name);
+/* Waits until it has this value; ends the test when it does not in ten seconds. */
+void e2e_wait_metric(const struct test_daemon *daemon, const char *name, int64_t value);
+#define E2E_SINK "oscar_pages{form=\"sink\"}"
+#define E2E_DENSE "oscar_pages{form=\"dense\"}"
+#define E2E_PACKED "oscar_pages{form=\"packed\"}"
+#define E2E_USED "oscar_memory_used_bytes"
+#define E2E_USED_DENSE "oscar_memory_used_bytes{form=\"dense\"}"
+#define E2E_QUARANTINED "oscar_memory_quarantined_bytes"
+
+/* Flushes all. */
+struct oscar_admin_reply e2e_flush(const struct test_daemon *daemon);
+
+#endif

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Workers that are killed: at every step of the protocol, and with work in flight. Nothing of theirs stays, nobody else notices. */
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "tests/integration/e2e_daemon.h"
+#include "tests/integration/e2e_hold.h"
+#include "tests/integration/e2e_model.h"
+#include "tests/support/worker_process.h"
+
+#define ANSWER_MS 30000
+#define BACK_MS 1000 /* from a worker's death to the baseline */
+#define KILLS 108U
+#define DENSE_PAGE (64 << 10)
+
+enum step {
+    CONNECTED,
+    MODEL_OPEN,
+    PROBED_WITH_LEASE,
+    SEQ_OPEN,
+    RESERVED,
+    STORED_ONE_LAYER,
+    STORED,
+    ADVANCED_IN_A_PAGE,
+    ADVANCED_OVER_PAGES,
+    ADVANCED_INTO_HISTORY,
+    FORKED,
+    CLOSED_ONE,
+    STEPS,
+};
+
+struct victim {
+    const char *socket;
+    enum step step;
+    uint64_t seed;
+};
+
+static int stop_here(struct line_pipe *pipe) {
+    char line[64];
+    line_tell(pipe, "here");
+    line_hear(pipe, line, sizeof(line), ANSWER_MS);
+    return 1; /* the parent was to kill us */
+}
+
+/* Goes through the protocol as far as its step and stands there. */
+static int walk(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker = {.geometry = e2e_geometry()};
+    struct text text = {0};
+    text_append(&text, 7, 192); /* all victims share a prefix */
+    text_append(&text, victim->seed, 448);
+    struct oscar_client_options client = {.size = sizeof(client), .socket = victim->socket, .name = "victim"};
+    MUST(oscar_client_open(&client, &worker.client));
+    if (victim->step == CONNECTED)
+        return stop_here(pipe);
+    oscar_client_close(worker.client);
+    e2e_worker_open(&worker, victim->socket, "victim");
+    if (victim->step == MODEL_OPEN)
+        return stop_here(pipe);
+    struct oscar_lease *lease;
+    struct oscar_probe_result probed;
+    MUST(oscar_probe(worker.model, text.ids, text.count, &probed, &lease));
+    if (victim->step == PROBED_WITH_LEASE)
+        return stop_here(pipe);
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0), *fork;
+    uint32_t hit = e2e_info(seq).hit_tokens;
+    if (victim->step == SEQ_OPEN)
+        return stop_here(pipe);
+    MUST(oscar_seq_reserve(seq, 100));
+    if (victim->step == RESERVED)
+        return stop_here(pipe);
+    e2e_store_layer(&worker, seq, NULL, &text, 0, hit, 30);
+    if (victim->step == STORED_ONE_LAYER)
+        return stop_here(pipe);
+    e2e_store(&worker, seq, NULL, &text, hit, 30);
+    if (victim->step == STORED)
+        return stop_here(pipe);
+    MUST(oscar_seq_advance(seq, NULL, text.ids + hit, 30));
+    if (victim->step == ADVANCED_IN_A_PAGE)
+        return stop_here(pipe);
+    e2e_extend(&worker, seq, &text, hit + 150);
+    if (victim->step == ADVANCED_OVER_PAGES)
+        return stop_here(pipe);
+    e2e_extend(&worker, seq, &text, text.count - 1);
+    if (victim->step == ADVANCED_INTO_HISTORY)
+        return stop_here(pipe);
+    MUST(oscar_seq_fork(seq, NULL, &fork));
+    if (victim->step == FORKED)
+        return stop_here(pipe);
+    oscar_seq_close(seq);
+    return stop_here(pipe);
+}
+
+/* Chunks are not counted: they stay with the pages that the dead have left in the cache. */
+static int64_t descriptors_but_chunks(const struct test_daemon *daemon) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
+    DIR *directory = opendir(path);
+    int64_t count = 0;
+    assert_non_null(directory);
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        char target[128] = "";
+        if (entry->d_name[0] != '.' && readlinkat(dirfd(directory), entry->d_name, target, sizeof(target) - 1) >= 0)
+            count += strstr(target, "memfd:oscar-chunk") == NULL;
+    }
+    closedir(directory);
+    return count;
+}
+
+struct baseline {
+    const struct test_daemon *daemon;
+    int64_t clients, sequences, leases, quarantined;
+    int64_t descriptors;
+};
+
+static struct baseline take_baseline(const struct test_daemon *daemon) {
+    struct oscar_admin_reply metrics = e2e_metrics(daemon);
+    struct baseline now = {daemon,
+                           e2e_metric_of(&metrics, "oscard_clients"),
+                           e2e_metric_of(&metrics, "oscar_sequences"),
+                           e2e_metric_of(&metrics, "oscar_leases"),
+                           e2e_metric_of(&metrics, E2E_QUARANTINED),
+                           descriptors_but_chunks(daemon)};
+    oscar_admin_reply_free(&metrics);
+    return now;
+}
+
+static bool is_back(void *argument) {
+    const struct baseline *was = argument;
+    struct baseline now = take_baseline(was->daemon);
+    return now.clients == was->clients && now.sequences == was->sequences && now.leases == was->leases &&
+           now.quarantined == was->quarantined && now.descriptors <= was->descriptors;
+}
+
+static void must_be_back(struct baseline *was, const char *what, unsigned round, unsigned step) {
+    if (wait_until(is_back, was, BACK_MS))
+        return;
+    struct baseline now = take_baseline(was->daemon);
+    fail_msg("%s %u, killed at step %u: %lld clients, %lld sequences, %lld leases, %lld bytes quarantined, %lld "
+             "descriptors (were %lld)",
+             what, round, step, (long long)now.clients, (long long)now.sequences, (long long)now.leases,
+             (long long)now.quarantined, (long long)now.descriptors, (long long)was->descriptors);
+}
+
+static void a_worker_killed_at_any_step_leaves_nothing_behind(void **state) {
+    struct e2e_worker witness;
+    struct text text = {0};
+    text_append(&text, 99, 400);
+    e2e_worker_open(&witness, e2e_socket(*state), "witness");
+    struct oscar_seq *seq = e2e_open(&witness, &text, text.count, 0);
+    e2e_extend(&witness, seq, &text, text.count);
+    /* 400 tokens: the sink, one INT2 page, five in BF16 (the last one not full). */
+    e2e_settle(seq, 64);
+    e2e_wait_metric(*state, E2E_USED_DENSE, 5 * DENSE_PAGE);
+    struct baseline baseline = take_baseline(*state);
+    int64_t bytes = e2e_metric(*state, E2E_USED);
+    for (unsigned i = 0; i < KILLS; i++) {
+        struct victim victim = {e2e_socket(*state), (enum step)(i % STEPS), 1000 + i};
+        struct worker_process process;
+        char line[64];
+        assert_int_equal(worker_fork(&process, "victim", walk, &victim), 0);
+        if (line_hear(&process.pipe, line, sizeof(line), ANSWER_MS) != 0)
+            fail_msg("victim %u has not reached step %u", i, i % STEPS);
+        worker_end(&process);
+        must_be_back(&baseline, "victim", i, i % STEPS);
+        if (i % STEPS == STEPS - 1) {
+            /* What they had sealed is cached, for whoever comes; without it the bytes are those of before. */
+            e2e_flush(*state);
+            e2e_wait_metric(*state, E2E_USED, bytes);
+            e2e_check_all(&witness, seq, &text, text.count);
+        }
+    }
+    e2e_worker_close(&witness);
+    text_free(&text);
+}
+
+static int keep_busy(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker;
+    uint64_t random = victim->seed;
+    for (uint64_t round = 0;; round++) {
+        struct text text = {0};
+        text_append(&text, 7, 192);
+        text_append(&text, e2e_random(&random) % 8, 320);
+        e2e_worker_open(&worker, victim->socket, "busy");
+        struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+        e2e_extend(&worker, seq, &text, text.count);
+        e2e_check_some(&worker, seq, &text, text.count, &random, 4);
+        e2e_worker_close(&worker);
+        text_free(&text);
+        if (line_tell(pipe, "round") < 0)
+            return 0;
+    }
+}
+
+static void workers_killed_at_random_instants_leave_nothing_behind(void **state) {
+    struct baseline baseline = take_baseline(*state);
+    uint64_t random = 5;
+    for (unsigned i = 0; i < 20; i++) {
+        struct victim victim = {e2e_socket(*state), CONNECTED, i};
+        struct worker_process process[2];
+        char line[64];
+        for (unsigned p = 0; p < 2; p++)
+            assert_int_equal(worker_fork(&process[p], "busy", keep_busy, &victim), 0);
+        /* As many rounds as chance has it, and then wherever it happens to be. */
+        for (uint64_t rounds = e2e_random(&random) % 4 + 1; rounds > 0; rounds--)
+            assert_int_equal(line_hear(&process[rounds % 2].pipe, line, sizeof(line), ANSWER_MS), 0);
+        for (unsigned p = 0; p < 2; p++)
+            worker_end(&process[p]);
+        must_be_back(&baseline, "busy pair", i, 0);
+    }
+    e2e_flush(*state);
+    e2e_wait_metric(*state, E2E_USED, 0);
+}
+
+/* The worker's end of the daemon's socket, among this process's descriptors. */
+static int find_connection(const char *socket_path) {
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_un peer;
+        socklen_t length = sizeof(peer);
+        memset(&peer, 0, sizeof(peer));
+        if (getpeername(fd, (struct sockaddr *)&peer, &length) == 0 && peer.sun_family == AF_UNIX &&
+            strcmp(peer.sun_path, socket_path) == 0)
+            return fd;
+    }
+    e2e_fail("no connection to %s", socket_path);
+}
+
+/* Its socket is closed and its device is not: the writes are still to come. */
+static int write_late(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker;
+    struct e2e_hold hold;
+    struct text text = {0};
+    char line[64];
+    text_append(&text, victim->seed, 640);
+    e2e_worker_open(&worker, victim->socket, "late");
+    e2e_hold_open(&hold, worker.client);
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+    MUST(oscar_seq_reserve(seq, text.count));
+    e2e_hold_up(&hold);
+    e2e_store(&worker, seq, hold.stream, &text, 0, text.count);
+    shutdown(find_connection(victim->socket), SHUT_RDWR);
+    line_tell(pipe, "closed");
+    if (line_hear(pipe, line, sizeof(line), ANSWER_MS) < 0)
+        return 1;
+    e2e_hold_release(&hold);
+    MUST(oscar_stream_wait(hold.stream, ANSWER_MS));
+    line_tell(pipe, "written");
+    line_hear(pipe, line, sizeof(line), ANSWER_MS);
+    return 0;
+}
+
+static void pages_of_a_closed_socket_are_quarantined_until_the_process_exits(void **state) {
+    struct victim victim = {e2e_socket(*state), STORED, 3};
+    struct worker_process process;
+    char line[64];
+    assert_int_equal(worker_fork(&process, "late", write_late, &victim), 0);
+    assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+    e2e_wait_metric(*state, "oscard_clients", 0);
+    assert_true(e2e_metric(*state, E2E_QUARANTINED) >= 640 / OSCAR_PAGE_TOKENS * DENSE_PAGE);
+
+    /* Others use all the rest of the memory; nobody is given a page that is still written to. */
+    enum { TEXTS = 12 };
+    struct e2e_worker worker;
+    struct text text[TEXTS] = {{0}};
+    struct oscar_seq *seq[TEXTS];
+    unsigned opened = 0;
+    e2e_worker_open(&worker, e2e_socket(*state), "others");
+    for (; opened < TEXTS; opened++) {
+        text_append(&text[opened], 500 + opened, 512);
+        seq[opened] = e2e_open(&worker, &text[opened], 512, 0);
+        if (e2e_try_extend(&worker, seq[opened], &text[opened], 512) < 0)
+            break;
+    }
+    assert_true(opened >= 2 && opened < TEXTS);
+    assert_int_equal(line_tell(&process.pipe, "write"), 0);
+    assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+    for (unsigned i = 0; i < opened; i++)
+        e2e_check_all(&worker, seq[i], &text[i], 512);
+    assert_true(e2e_metric(*state, E2E_QUARANTINED) >= 640 / OSCAR_PAGE_TOKENS * DENSE_PAGE);
+
+    worker_end(&process);
+    e2e_wait_metric(*state, E2E_QUARANTINED, 0);
+    e2e_worker_close(&worker);
+    for (unsigned i = 0; i < TEXTS; i++)
+        text_free(&text[i]);
+}
+
+static int start(void **state) { return e2e_start(state, "64M"); }
+static int start_small(void **state) { return e2e_start(state, "3M"); }
+static int stop(void **state) { return e2e_stop(state); }
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_worker_killed_at_any_step_leaves_nothing_behind, start, stop),
+        cmocka_unit_test_setup_teardown(workers_killed_at_random_instants_leave_nothing_behind, start, stop),
+        cmocka_unit_test_setup_teardown(pages_of_a_closed_socket_are_quarantined_until_the_process_exits, start_small,
+                                        stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
