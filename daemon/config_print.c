@@ -37,7 +37,7 @@ void config_print_help(FILE *out) {
             char flag[64], environment[64];
             config_flag_name(key, flag);
             config_environment_name(key, environment);
-            fprintf(out, "\n  %s    %s%s%s, %s\n", key->name, key->alias != NULL ? "--" : "",
+            fprintf(out, "\n  %s    %s%s%s%s\n", key->name, key->alias != NULL ? "--" : "",
                     key->alias != NULL ? key->alias : "", key->alias != NULL ? ", " : "", flag);
             fprintf(out, "      environment %s, default: %s\n", environment,
                     key->fallback_shown != NULL ? key->fallback_shown : key->fallback);

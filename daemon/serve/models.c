@@ -9,6 +9,9 @@
 #include "proto/cleanup.h"
 #include "proto/geometry.h"
 
+/* Each costs the daemon a descriptor and two mappings until the process exits. */
+#define MAX_QUARANTINED_A_PROCESS 256U
+
 struct parked_open {
     struct parked_open *next;
     uint64_t ticket;
@@ -19,6 +22,11 @@ struct parked_open {
 
 int models_open(struct session *session, const struct oscar_request *request, struct oscar_cause *cause) {
     struct serve *serve = session->serve;
+    if (!session->has_opened_model && session_quarantined(session) >= MAX_QUARANTINED_A_PROCESS)
+        return oscar_fail(cause, OSCAR_ERR_LIMIT,
+                          "process %d has ended %u connections with open models, whose memory it may still use: keep "
+                          "connections open, or let the process exit",
+                          (int)session->peer.pid, MAX_QUARANTINED_A_PROCESS);
     /* Before anything is allocated by it. */
     int r = oscar_geometry_check(&request->model_open.identity.geometry, cause);
     if (r < 0)
@@ -63,9 +71,10 @@ static void open_model(struct session *session, struct parked_open *parked, stru
                              result->turns_fd, &reply, fd, &fds, &cause);
     announce_flush(session);
     if (r < 0) {
-        session_reply_error(session, parked->request_id, r, cause.text);
+        session_reply_error(session, parked->request_id, OSCAR_MODEL_OPEN, r, cause.text);
         return;
     }
+    session->has_opened_model = true;
     reply.id = parked->request_id;
     reply.verb = OSCAR_MODEL_OPEN;
     session_reply(session, &reply, fd, fds);
@@ -85,7 +94,7 @@ void models_loaded(void *arg) {
         }
         session->parked--;
         if (result.error < 0)
-            session_reply_error(session, parked->request_id, result.error, result.cause.text);
+            session_reply_error(session, parked->request_id, OSCAR_MODEL_OPEN, result.error, result.cause.text);
         else
             open_model(session, parked, &result);
     }

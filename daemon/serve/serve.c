@@ -71,6 +71,7 @@ static int make_store(struct serve *serve, const struct serve_options *options, 
                   .chunk_announce = announce_chunk,
                   .chunk_gone = announce_chunk_gone,
                   .waiter_done = waiter_done,
+                  .client_over = session_over,
                   .event = store_event_seen},
     };
     return store_new(&store_options, &serve->store, cause);
@@ -138,7 +139,7 @@ void serve_free(struct serve *serve) {
         return;
     loop_on_idle(serve->loop, NULL, NULL);
     listener_close(serve);
-    session_free_all(serve);
+    session_end_all(serve);
     if (serve->store != NULL) {
         pump_close(serve);
         store_free(serve->store);

@@ -23,11 +23,26 @@ static void session_free(struct session *session) {
     free(session);
 }
 
-/* The process is gone: nothing of it can read or write pages any more. */
-static void process_exited(struct session *session) {
+/* Nothing of the client can read or write pages any more. The session goes when the store has let go of it, too. */
+static void process_over(struct session *session) {
+    loop_remove(session->serve->loop, session->exit_watch);
+    session->exit_watch = NULL;
     if (session->client != NULL)
         store_client_exited(session->serve->store, session->client);
-    session_free(session);
+    else
+        session_free(session);
+}
+
+void session_over(void *arg, void *client_arg) {
+    (void)arg;
+    session_free(client_arg);
+}
+
+unsigned session_quarantined(const struct session *session) {
+    unsigned count = 0;
+    for (const struct session *other = session->serve->sessions; other != NULL; other = other->next)
+        count += other->link == NULL && other->peer.pid == session->peer.pid;
+    return count;
 }
 
 static void end_connection(struct session *session, const char *why, bool flush) {
@@ -49,9 +64,9 @@ static void end_connection(struct session *session, const char *why, bool flush)
 
 void session_end(struct session *session, const char *why, bool flush) {
     end_connection(session, why, flush);
-    /* A process that lives may still read pages through its mappings. One that never said HELLO has none. */
-    if (session->client == NULL || session->exit_watch == NULL)
-        process_exited(session);
+    /* A process that lives may still read and write pages through its mappings, if it has opened a model. */
+    if (session->exit_watch == NULL || !session->has_opened_model)
+        process_over(session);
 }
 
 static void process_exit_seen(void *arg) {
@@ -59,7 +74,7 @@ static void process_exit_seen(void *arg) {
     /* A forked child may keep the socket open: it is not the client. */
     if (session->link != NULL)
         end_connection(session, "its process has exited", false);
-    process_exited(session);
+    process_over(session);
 }
 
 void session_reply(struct session *session, const struct oscar_reply *reply, const int *fd, unsigned fds) {
@@ -80,8 +95,9 @@ void session_reply(struct session *session, const struct oscar_reply *reply, con
         serve->counters.queue_overflows++; /* the loop reports the loss */
 }
 
-void session_reply_error(struct session *session, uint64_t request_id, int error, const char *text) {
-    struct oscar_reply reply = {.id = request_id, .error = error};
+void session_reply_error(struct session *session, uint64_t request_id, enum oscar_verb verb, int error,
+                         const char *text) {
+    struct oscar_reply reply = {.id = request_id, .verb = verb, .error = error};
     memcpy(reply.cause, text, strnlen(text, sizeof(reply.cause) - 1));
     session_reply(session, &reply, NULL, 0);
 }
@@ -96,10 +112,11 @@ static void log_violation(struct session *session, const struct oscar_cause *cau
                     log_text("cause", cause->text), log_number("suppressed", (int64_t)suppressed));
 }
 
-void session_violation(struct session *session, uint64_t request_id, int error, const struct oscar_cause *cause) {
+void session_violation(struct session *session, const struct oscar_request *request, int error,
+                       const struct oscar_cause *cause) {
     log_violation(session, cause);
-    if (request_id != 0)
-        session_reply_error(session, request_id, error, cause->text);
+    if (request != NULL)
+        session_reply_error(session, request->id, request->verb, error, cause->text);
     session_end(session, "it broke the protocol", true);
 }
 
@@ -114,7 +131,7 @@ static void link_record(void *arg, const struct oscar_record *record) {
     if (r == 0 && request.id == 0)
         r = oscar_fail(&cause, OSCAR_ERR_PROTOCOL, "a request without an id");
     if (r < 0)
-        session_violation(session, 0, r, &cause);
+        session_violation(session, NULL, r, &cause);
     else
         verbs_handle(session, &request);
 }
@@ -192,7 +209,9 @@ void session_accept(struct serve *serve, int socket) {
     config_tenant_of(serve->config, peer.uid, session->tenant);
 }
 
-void session_free_all(struct serve *serve) {
-    while (serve->sessions != NULL)
-        process_exit_seen(serve->sessions);
+void session_end_all(struct serve *serve) {
+    for (struct session *session = serve->sessions, *next; session != NULL; session = next) {
+        next = session->next;
+        process_exit_seen(session);
+    }
 }

@@ -34,6 +34,7 @@ struct session {
     struct session *next, **link_to; /* serve->sessions */
     struct session *next_dirty;      /* serve->dirty: has announcements */
     bool dirty;
+    bool has_opened_model; /* its process may have mapped chunks */
     uint64_t id;
     enum session_state state;
     struct loop_link *link; /* NULL: the connection has ended */
@@ -89,12 +90,18 @@ void listener_close(struct serve *serve);
 void session_accept(struct serve *serve, int socket);
 /* The connection ends: queued replies leave first if `flush`. The session is freed, now or when its process exits. */
 void session_end(struct session *session, const char *why, bool flush);
-/* The client broke the protocol: one line in the log, a reply if a request is known (id not 0), the end. */
-void session_violation(struct session *session, uint64_t request_id, int error, const struct oscar_cause *cause);
+/* The client broke the protocol: one line in the log, a reply if the request is known (else NULL), the end. */
+void session_violation(struct session *session, const struct oscar_request *request, int error,
+                       const struct oscar_cause *cause);
 void session_reply(struct session *session, const struct oscar_reply *reply, const int *fd, unsigned fds);
-void session_reply_error(struct session *session, uint64_t request_id, int error, const char *text);
-/* At the end of the server: as if every process had exited. */
-void session_free_all(struct serve *serve);
+void session_reply_error(struct session *session, uint64_t request_id, enum oscar_verb verb, int error,
+                         const char *text);
+/* The store's hook: it has let go of an ended session's client. */
+void session_over(void *arg, void *client_arg);
+/* At the end of the server: as if every process had exited. The last ones go with the store. */
+void session_end_all(struct serve *serve);
+/* Ended connections of the same process that it may still read or write pages through. */
+unsigned session_quarantined(const struct session *session);
 
 /* --- verbs.c --- */
 void verbs_handle(struct session *session, const struct oscar_request *request);

@@ -147,9 +147,9 @@ void verbs_handle(struct session *session, const struct oscar_request *request) 
         oscar_fail(&cause, not_allowed[session->state].error, "%s: %s", oscar_verb_name(request->verb),
                    not_allowed[session->state].text);
         if (not_allowed[session->state].violation) {
-            session_violation(session, request->id, not_allowed[session->state].error, &cause);
+            session_violation(session, request, not_allowed[session->state].error, &cause);
         } else {
-            session_reply_error(session, request->id, not_allowed[session->state].error, cause.text);
+            session_reply_error(session, request->id, request->verb, not_allowed[session->state].error, cause.text);
             session_end(session, "it was refused", true);
         }
         return;
@@ -157,7 +157,7 @@ void verbs_handle(struct session *session, const struct oscar_request *request) 
     if (verbs[request->verb].parks && session->parked >= SERVE_MAX_PARKED) {
         oscar_fail(&cause, OSCAR_ERR_LIMIT, "%u requests of this connection wait for their answer: at most %u",
                    session->parked, SERVE_MAX_PARKED);
-        session_reply_error(session, request->id, OSCAR_ERR_LIMIT, cause.text);
+        session_reply_error(session, request->id, request->verb, OSCAR_ERR_LIMIT, cause.text);
         return;
     }
     pump_hasten(serve);
@@ -171,7 +171,7 @@ void verbs_handle(struct session *session, const struct oscar_request *request) 
     answer.reply.id = request->id;
     answer.reply.verb = request->verb;
     if (r < 0)
-        session_reply_error(session, request->id, r, cause.text);
+        session_reply_error(session, request->id, request->verb, r, cause.text);
     else
         session_reply(session, &answer.reply, answer.fd, answer.fds);
     if (answer.fds > 0)

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 oscar_test(daemon_loop SOURCES ${CMAKE_CURRENT_LIST_DIR}/daemon_loop.c LIBS oscar_daemon)
+oscar_test(daemon_config SOURCES ${CMAKE_CURRENT_LIST_DIR}/daemon_config.c LIBS oscar_daemon)

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The event loop, each test under io_uring and under epoll. */
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/loop.h"
+#include "tests/support/cmocka_order.h"
 
 #define MILLISECOND UINT64_C(1000000)
 

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# The real daemon, spoken to over its sockets; every program runs under io_uring (where it is allowed) and under epoll.
+set(serve_support ${PROJECT_SOURCE_DIR}/tests/support/daemon.c ${PROJECT_SOURCE_DIR}/tests/support/peer.c)
+
+function(serve_test name)
+  oscar_test(${name} LABELS integration SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}.c ${serve_support} LIBS oscar_proto ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/kernels/include)
+  add_dependencies(${name} oscard)
+  add_test(NAME ${name}_epoll COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name}_epoll PROPERTIES LABELS integration TIMEOUT 120 SKIP_RETURN_CODE 77
+    ENVIRONMENT OSCARD_DAEMON_IO_ENGINE=epoll)
+endfunction()
+
+serve_test(serve_handshake)
+serve_test(serve_hostile)
+serve_test(serve_lifecycle)
