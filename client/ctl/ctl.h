@@ -35,7 +35,7 @@ int ctl_events(const struct ctl *ctl, struct oscar_cause *cause);
 /* Prints a JSON value as one line and gives up the reference. OSCAR_ERR_NO_MEMORY for NULL, OSCAR_ERR_IO. */
 int ctl_print_json(json_t *value, struct oscar_cause *cause);
 
-/* A value for people: "1.5 GiB", "12.3 ms", "1,234,567 pages". */
+/* A value for people: "1.5 GiB", "12.3 ms", and what is only counted "1,234,567". */
 #define CTL_VALUE_BYTES 64U
 void ctl_format_value(uint64_t value, const char *unit, char ret[CTL_VALUE_BYTES]);
 

@@ -32,17 +32,15 @@ static const struct scale scales[] = {
     {"ns", 1000, {"ns", "us", "ms", "s", NULL, NULL}},
 };
 
-static void format_count(uint64_t value, const char *unit, char ret[CTL_VALUE_BYTES]) {
-    char digits[24], grouped[32];
+static void format_count(uint64_t value, char ret[CTL_VALUE_BYTES]) {
+    char digits[24];
     int length = snprintf(digits, sizeof(digits), "%" PRIu64, value);
-    char *to = grouped;
     for (int i = 0; i < length; i++) {
         if (i > 0 && (length - i) % 3 == 0)
-            *to++ = ',';
-        *to++ = digits[i];
+            *ret++ = ',';
+        *ret++ = digits[i];
     }
-    *to = '\0';
-    (void)snprintf(ret, CTL_VALUE_BYTES, "%s%s%.24s", grouped, unit[0] != '\0' ? " " : "", unit);
+    *ret = '\0';
 }
 
 void ctl_format_value(uint64_t value, const char *unit, char ret[CTL_VALUE_BYTES]) {
@@ -60,5 +58,5 @@ void ctl_format_value(uint64_t value, const char *unit, char ret[CTL_VALUE_BYTES
         (void)snprintf(ret, CTL_VALUE_BYTES, step == 0 ? "%.0f %s" : "%.1f %s", scaled, scale->names[step]);
         return;
     }
-    format_count(value, unit, ret);
+    format_count(value, ret);
 }

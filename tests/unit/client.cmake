@@ -6,3 +6,11 @@ foreach(subject handshake deadline pages seq threads)
   oscar_test(client_${subject} LABELS unit tsan SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_${subject}.c ${CMAKE_CURRENT_LIST_DIR}/client_fixture.c
     LIBS oscar_client oscar_fake_oscard)
 endforeach()
+
+# A program of somebody else does not bring the sanitizer's runtime along.
+if(OSCAR_SANITIZE)
+  return()
+endif()
+add_test(NAME client_abi COMMAND ${PROJECT_SOURCE_DIR}/tests/consumer/abi.sh $<TARGET_FILE:oscar>)
+add_test(NAME client_installed COMMAND ${PROJECT_SOURCE_DIR}/tests/consumer/installed.sh ${PROJECT_BINARY_DIR})
+set_tests_properties(client_abi client_installed PROPERTIES LABELS unit TIMEOUT 120)
