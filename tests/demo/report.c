@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/demo/report.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define WORKERS 3U
+
+/*
+ * Bounds of relative errors ||out - exact|| / ||exact|| of an output row.
+ *
+ * BF16 has 8 significant bits: rotated K and V, and the output, are each rounded by up to 2^-9 of an element. K's part goes
+ * through the softmax, which turns it into up to 1.2 % of a row of this capture.
+ */
+#define DENSE_ERROR_BOUND 0.03
+/*
+ * The default calibration is data-free (Hadamard, no centre, nearest rounding). With it two bits err by 6 to 13 % of a row in the
+ * mean, by layer; a worker that joins over a packed recent window sees more. A row whose exact output is far shorter than the V rows
+ * that it is made of errs by more than its own length, 3 times in the worst of this capture. A wrong page, or a right one read
+ * wrong, is off by 1 in the mean.
+ */
+#define INT2_MEAN_ERROR_BOUND 0.3
+#define INT2_MAX_ERROR_BOUND 10.0
+/* 2-bit codes and four binary16 a token, head size 64: (2 * 64 * 2 + 64) / 128. */
+#define PACKED_BITS_BOUND 2.5
+
+static const char *const segment_text[SEGMENTS] = {
+    [ALL_DENSE] = "all workers, everything in BF16", [A_PREFILL] = "A, prefill over INT2 history",
+    [A_DECODE] = "A, decode over INT2 history",      [B_DECODE] = "B, decode over A's prefix",
+    [B_AFTER_KILL] = "B, after A's death",           [C_JOINED] = "C, joined after A's death",
+};
+
+struct figures {
+    int64_t dense_page_bytes, packed_page_bytes; /* of one page, all layers and heads */
+    int64_t logical_pages, stored_pages;
+    int64_t private_bytes; /* BF16, each worker on its own */
+    int64_t stored_bytes;
+    double dedup_ratio, packed_bits, mean, max, dense_max, attach_p50;
+    bool survived;
+};
+
+static double mean_of(const struct segment *segment) {
+    return segment->rows > 0 ? segment->sum / (double)segment->rows : 0;
+}
+
+static void add_up(const struct scene *scene, double *ret_mean, double *ret_max) {
+    struct segment all = {0, 0, 0};
+    for (unsigned i = ALL_DENSE + 1; i < SEGMENTS; i++) {
+        all.rows += scene->segment[i].rows;
+        all.sum += scene->segment[i].sum;
+        if (scene->segment[i].max > all.max)
+            all.max = scene->segment[i].max;
+    }
+    *ret_mean = mean_of(&all);
+    *ret_max = all.max;
+}
+
+static bool right(const struct segment *segment) {
+    return segment->rows > 0 && mean_of(segment) <= INT2_MEAN_ERROR_BOUND && segment->max <= INT2_MAX_ERROR_BOUND;
+}
+
+static struct figures figures_of(const struct scene *scene) {
+    struct figures f = {0};
+    int64_t elements = scene->dense_page_bytes / 2; /* of a page: K and V, all layers and heads */
+    f.dense_page_bytes = scene->dense_page_bytes;
+    f.stored_pages = scene->pages_sink + scene->pages_dense + scene->pages_packed;
+    f.stored_bytes = scene->bytes_used;
+    f.packed_page_bytes = scene->pages_packed > 0 ? scene->bytes_packed / scene->pages_packed : 0;
+    /* A counts with the pages that outlived it, so that its lost tail flatters nobody. */
+    f.logical_pages = (int64_t)PAGES(A_SEALED_TOKENS) + (int64_t)PAGES(B_ENDS_AT) + (int64_t)PAGES(C_ENDS_AT);
+    f.private_bytes = f.logical_pages * f.dense_page_bytes;
+    f.dedup_ratio = f.stored_pages > 0 ? (double)f.logical_pages / (double)f.stored_pages : 0;
+    f.packed_bits = (double)f.packed_page_bytes * 8 / (double)elements;
+    add_up(scene, &f.mean, &f.max);
+    f.dense_max = scene->segment[ALL_DENSE].max;
+    f.attach_p50 = (scene->attach_us[(ATTACHES - 1) / 2] + scene->attach_us[ATTACHES / 2]) / 2;
+    f.survived = scene->a_was_killed && scene->b_survived && scene->c_survived && scene->b_steps_after_kill > 0 &&
+                 right(&scene->segment[B_AFTER_KILL]) && right(&scene->segment[C_JOINED]);
+    return f;
+}
+
+static void print_sharing(const struct scene *scene, const struct figures *f) {
+    printf("What was shared\n"
+           "  A stored %u tokens and went on to %u; its cache hit was %u tokens.\n"
+           "  B opened the same %u tokens: hit %u, %u of them already INT2; then its own text up to %u.\n"
+           "  C opened %u tokens of A's text when A was dead: hit %u, pages that A had generated among them; up to "
+           "%u.\n\n",
+           PREFIX_TOKENS, A_DECODES_TO, scene->a_hit, PREFIX_TOKENS, scene->b_hit, scene->b_hit_packed, B_ENDS_AT,
+           C_PROMPT_TOKENS, scene->c_hit, C_ENDS_AT);
+    printf("Bytes\n"
+           "  as private BF16 caches   %9" PRId64 "  (A %" PRId64 ", B %" PRId64 ", C %" PRId64
+           ": full pages that each used)\n"
+           "  stored by oscard         %9" PRId64 "  (%" PRId64 " sink, %" PRId64 " dense and %" PRId64
+           " INT2 pages): 1/%.1f\n"
+           "  pages used / stored      %" PRId64 " / %" PRId64
+           " = %.2f (dedup ratio: each worker's pages over the pages that exist)\n"
+           "  bits an element          %.2f in INT2 pages, %.2f over everything stored\n\n",
+           f->private_bytes, (int64_t)PAGES(A_SEALED_TOKENS) * f->dense_page_bytes,
+           (int64_t)PAGES(B_ENDS_AT) * f->dense_page_bytes, (int64_t)PAGES(C_ENDS_AT) * f->dense_page_bytes,
+           f->stored_bytes, scene->pages_sink, scene->pages_dense, scene->pages_packed,
+           (double)f->private_bytes / (double)f->stored_bytes, f->logical_pages, f->stored_pages, f->dedup_ratio,
+           f->packed_bits, (double)f->stored_bytes * 16 / (double)(f->stored_pages * f->dense_page_bytes));
+}
+
+static void print_errors(const struct scene *scene) {
+    printf("Relative error of output rows against exact float64 attention over the original K/V\n"
+           "  %-34s %9s %9s %9s\n",
+           "", "rows", "mean", "max");
+    for (unsigned i = 0; i < SEGMENTS; i++) {
+        const struct segment *segment = &scene->segment[i];
+        printf("  %-34s %9" PRIu64 " %9.5f %9.5f\n", segment_text[i], segment->rows, mean_of(segment), segment->max);
+    }
+    printf("  The calibration is the data-free default (Hadamard, no centre, nearest rounding); a fitted one errs "
+           "less. Errors\n"
+           "  over 1 are of rows whose exact output is far shorter than the V rows that it is made of.\n\n");
+}
+
+void report_print(const struct scene *scene, const struct replay *replay) {
+    const struct oscar_geometry *geometry = replay_geometry(replay);
+    struct figures f = figures_of(scene);
+    printf("oscard demo: %s, %u captured layers, %u query and %u KV heads of %u, backend %s\n\n", replay_model(replay),
+           geometry->layers, geometry->query_heads, geometry->kv_heads, geometry->head_dim, scene->backend);
+    print_sharing(scene, &f);
+    print_errors(scene);
+    printf("Time to attach (model and sequence open, %u tokens hit), %u times: median %.0f us, %.0f to %.0f us\n\n",
+           PREFIX_TOKENS, ATTACHES, f.attach_p50, scene->attach_us[0], scene->attach_us[ATTACHES - 1]);
+    printf(
+        "The kill\n"
+        "  A died by SIGKILL at token %u, in the middle of a page, with half of its layers stored, while B was "
+        "decoding.\n"
+        "  The daemon had taken back what was A's alone %.0f ms later. B decoded %u more tokens and C joined: %s.\n\n",
+        A_DECODES_TO, scene->kill_settled_ms, scene->b_steps_after_kill,
+        f.survived ? "all outputs right" : "NOT ALL OUTPUTS RIGHT");
+    printf("Left in use when all had gone and the cache was flushed: %" PRId64 " bytes\n\n", scene->leaked_bytes);
+}
+
+void report_print_json(const struct scene *scene) {
+    struct figures f = figures_of(scene);
+    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:I}", /* */
+                             "backend", scene->backend, "workers", (json_int_t)WORKERS, "prefix_tokens",
+                             (json_int_t)PREFIX_TOKENS, "hit_tokens", (json_int_t)scene->b_hit, "bytes_bf16_private",
+                             (json_int_t)f.private_bytes, "bytes_stored", (json_int_t)f.stored_bytes, "dedup_ratio",
+                             f.dedup_ratio, "bits_per_element", f.packed_bits, "rel_err_mean", f.mean, "rel_err_max",
+                             f.max, "rel_err_dense_max", f.dense_max, "attach_us_p50", f.attach_p50, "survived_kill",
+                             f.survived, "leaked_bytes", (json_int_t)scene->leaked_bytes);
+    if (line != NULL)
+        json_dumpf(line, stdout, JSON_REAL_PRECISION(6));
+    json_decref(line);
+    printf("\n");
+}
+
+__attribute__((format(printf, 3, 4))) static void expect(bool *verdict, bool holds, const char *format, ...) {
+    if (holds)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "demo: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    *verdict = false;
+}
+
+bool report_verdict(const struct scene *scene) {
+    struct figures f = figures_of(scene);
+    bool verdict = true;
+    expect(&verdict, scene->a_hit == 0, "A hit %u tokens in an empty cache", scene->a_hit);
+    expect(&verdict, scene->b_hit == PREFIX_TOKENS, "B hit %u tokens instead of %u", scene->b_hit, PREFIX_TOKENS);
+    expect(&verdict, scene->b_hit_packed > 0, "B's hit held no INT2 page");
+    expect(&verdict, scene->c_hit == A_SEALED_TOKENS, "C hit %u tokens instead of %u", scene->c_hit, A_SEALED_TOKENS);
+    expect(&verdict, scene->segment[ALL_DENSE].rows > 0 && f.dense_max <= DENSE_ERROR_BOUND,
+           "a row over BF16 pages errs by %.4f, more than %.4f", f.dense_max, DENSE_ERROR_BOUND);
+    for (unsigned i = ALL_DENSE + 1; i < SEGMENTS; i++)
+        expect(&verdict, right(&scene->segment[i]), "%s: error mean %.4f, max %.4f; at most %.4f and %.4f are right",
+               segment_text[i], mean_of(&scene->segment[i]), scene->segment[i].max, INT2_MEAN_ERROR_BOUND,
+               INT2_MAX_ERROR_BOUND);
+    expect(&verdict, f.stored_pages < f.logical_pages, "nothing was shared");
+    expect(&verdict, f.packed_bits > 0 && f.packed_bits <= PACKED_BITS_BOUND, "INT2 pages take %.3f bits an element",
+           f.packed_bits);
+    expect(&verdict, scene->a_was_killed, "A was not killed");
+    expect(&verdict, f.survived, "B or C did not survive A's death");
+    expect(&verdict, scene->leaked_bytes == 0, "%" PRId64 " bytes leaked", scene->leaked_bytes);
+    return verdict;
+}
