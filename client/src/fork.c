@@ -6,13 +6,14 @@
 #include "client/src/seq.h"
 #include "proto/cleanup.h"
 
-/* The source must be a page of the parent, the destination the child's own. */
+/* The source must be a page of the parent, the destination a page of the child's own. Not only the last page is copied: a full
+ * one is too while its seal is under way. */
 static int check_copy(const struct oscar_seq *parent, const struct oscar_seq *child,
                       const struct oscar_page_copy *copy) {
     uint32_t page = copy->page;
     if (page >= parent->pages.valid || page >= child->pages.valid || copy->from != parent->pages.table->entry[page] ||
-        copy->to != child->pages.table->entry[page] || oscar_page_ref_form(copy->from) == OSCAR_FORM_PACKED ||
-        page < child->committed / OSCAR_PAGE_TOKENS || copy->rows > OSCAR_PAGE_TOKENS)
+        copy->to != child->pages.table->entry[page] || copy->rows > OSCAR_PAGE_TOKENS ||
+        oscar_page_ref_form(copy->from) == OSCAR_FORM_PACKED || !oscar_pages_writable(&child->pages, page))
         return oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL, "seq_fork: copy of %" PRIu32 " rows to page %" PRIu32,
                           copy->rows, page);
     return 0;

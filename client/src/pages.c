@@ -172,6 +172,13 @@ int oscar_pages_update(struct oscar_pages *pages, const struct oscar_page_update
     return r;
 }
 
+bool oscar_pages_writable(const struct oscar_pages *pages, uint32_t page) {
+    pthread_mutex_lock(&pages->mappings->lock);
+    bool writable = oscar_mapping_slot(pages->table->memory->mapping, pages->table->entry[page])->writable;
+    pthread_mutex_unlock(&pages->mappings->lock);
+    return writable;
+}
+
 uint32_t oscar_pages_packed(const struct oscar_pages *pages, uint32_t count) {
     uint32_t packed = 0;
     for (uint32_t i = 0; i < count && i < pages->valid; i++)

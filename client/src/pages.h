@@ -39,6 +39,9 @@ void oscar_pages_close(struct oscar_pages *pages, struct oscar_stream *stream);
 int oscar_pages_update(struct oscar_pages *pages, const struct oscar_page_update *update, uint32_t updates,
                        uint32_t tail, uint32_t limit, struct oscar_stream *stream);
 
+/* Whether this process may write to a page of the table. */
+bool oscar_pages_writable(const struct oscar_pages *pages, uint32_t page);
+
 /* How many of the first `count` pages are packed. */
 uint32_t oscar_pages_packed(const struct oscar_pages *pages, uint32_t count);
 
