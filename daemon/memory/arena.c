@@ -50,6 +50,18 @@ void arena_close(struct arena *arena) {
     arena->capacity = 0;
 }
 
+static void empty_insert(struct chunk *chunk) {
+    struct memory *memory = chunk->arena->memory;
+    TAILQ_INSERT_TAIL(&memory->empty, chunk, in_empty);
+    memory->empty_bytes += chunk->bytes;
+}
+
+static void empty_remove(struct chunk *chunk) {
+    struct memory *memory = chunk->arena->memory;
+    TAILQ_REMOVE(&memory->empty, chunk, in_empty);
+    memory->empty_bytes -= chunk->bytes;
+}
+
 void share_open(struct share *share, uint32_t owner) {
     TAILQ_INIT(&share->open);
     share->owner = owner;
@@ -75,7 +87,7 @@ uint32_t arena_take(struct arena *arena, struct share *share) {
     if (!chunk)
         return SLOT_NONE;
     if (chunk_free_slots(chunk) == chunk->pages)
-        TAILQ_REMOVE(&arena->memory->empty, chunk, in_empty);
+        empty_remove(chunk);
     uint32_t slot = chunk_slot_take(chunk);
     if (chunk_free_slots(chunk) == 0)
         TAILQ_REMOVE(&share->open, chunk, in_share);
@@ -150,7 +162,7 @@ int arena_grow(struct arena *arena, struct share *share, struct oscar_cause *cau
     arena->chunks++;
     arena->epoch++;
     TAILQ_INSERT_TAIL(&share->open, chunk, in_share);
-    TAILQ_INSERT_TAIL(&memory->empty, chunk, in_empty);
+    empty_insert(chunk);
     arena->chunk[index] = TAKE_PTR(chunk);
     return 0;
 }
@@ -172,7 +184,7 @@ bool arena_drop(struct arena *arena, uint32_t slot) {
     if (was_full && chunk->share)
         TAILQ_INSERT_TAIL(&chunk->share->open, chunk, in_share);
     if (chunk_free_slots(chunk) == chunk->pages) {
-        TAILQ_INSERT_TAIL(&memory->empty, chunk, in_empty);
+        empty_insert(chunk);
         if (!chunk->share)
             arena_chunk_free(chunk);
     }
@@ -196,7 +208,7 @@ void arena_chunk_free(struct chunk *chunk) {
     assert(chunk_free_slots(chunk) == chunk->pages);
 
     memory->options.chunk_gone(memory->options.arg, chunk);
-    TAILQ_REMOVE(&memory->empty, chunk, in_empty);
+    empty_remove(chunk);
     if (chunk->share)
         TAILQ_REMOVE(&chunk->share->open, chunk, in_share);
     arena->chunk[chunk->index] = NULL;

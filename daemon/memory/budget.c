@@ -57,6 +57,7 @@ static int chunk_verify(const struct chunk *chunk, struct oscar_cause *cause) {
 
 int memory_verify(const struct memory *memory, struct oscar_cause *cause) {
     uint64_t total = 0, quarantined = 0, chunk_bytes[OSCAR_FORMS] = {0}, used_bytes[OSCAR_FORMS] = {0};
+    uint64_t empty_bytes = 0;
     uint32_t empty = 0, listed = 0;
     const struct arena *arena;
     LIST_FOREACH(arena, &memory->arenas, in_memory) {
@@ -89,8 +90,9 @@ int memory_verify(const struct memory *memory, struct oscar_cause *cause) {
         if (chunk->used + chunk->quarantined != 0)
             return oscar_fail(cause, OSCAR_ERR_CORRUPT, "chunk %u is listed as empty and is not", chunk->index);
         listed++;
+        empty_bytes += chunk->bytes;
     }
-    if (listed != empty)
+    if (listed != empty || empty_bytes != memory->empty_bytes)
         return oscar_fail(cause, OSCAR_ERR_CORRUPT, "%u chunks are empty, %u are listed", empty, listed);
     if (total != memory->total_bytes || quarantined != memory->quarantined_bytes ||
         total > memory->options.budget_bytes)

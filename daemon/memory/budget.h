@@ -26,6 +26,7 @@ struct memory {
     uint64_t granularity;
     uint64_t generation; /* of the next chunk */
     uint64_t total_bytes;
+    uint64_t empty_bytes; /* of the chunks in `empty` */
     uint64_t chunk_bytes[OSCAR_FORMS];
     uint64_t used_bytes[OSCAR_FORMS]; /* of slots in use */
     uint64_t quarantined_bytes;       /* only dense slots can be */

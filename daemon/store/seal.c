@@ -27,6 +27,11 @@ static void inspect_run(struct pool_job *job) {
 
 bool seal_is_job(const struct pool_job *job) { return job->run == inspect_run; }
 
+/* Once the client has gone, only pages whose fence had been reached are still pending: its counters are not looked at again. */
+static bool may_inspect(const struct seq *seq, const struct dense_entry *entry) {
+    return entry->kind == DENSE_PENDING && (seq->client->gone || seq_reached(seq, entry->fence));
+}
+
 /* The first unpublished full page's entry and those after it are the sequence's own and have consecutive pages. */
 static struct dense_entry *first_unpublished(const struct seq *seq) {
     return seq->path_pages < seq->room_pages ? seq_dense_find(seq, seq->path_pages) : NULL;
@@ -48,7 +53,7 @@ void seal_start(struct seq *seq) {
         return;
     while (entry < end && (entry->kind == DENSE_INSPECT || entry->kind == DENSE_INSPECTED))
         entry++;
-    while (entry < end && entry->kind == DENSE_PENDING && seq_reached(seq, entry->fence)) {
+    while (entry < end && may_inspect(seq, entry)) {
         struct inspect_job *inspect = malloc(sizeof *inspect);
         if (!inspect)
             return; /* still pending: tried again by the next poll */
@@ -59,8 +64,7 @@ void seal_start(struct seq *seq) {
             .geometry = seq->model->identity.geometry,
             .first_page = entry->page,
         };
-        while (inspect->pages < INSPECT_BATCH && entry < end && entry->kind == DENSE_PENDING &&
-               seq_reached(seq, entry->fence)) {
+        while (inspect->pages < INSPECT_BATCH && entry < end && may_inspect(seq, entry)) {
             inspect->dense[inspect->pages++] = arena_address(&seq->model->arena[OSCAR_FORM_DENSE], entry->slot);
             entry->kind = DENSE_INSPECT;
             entry++;
@@ -94,6 +98,8 @@ void seal_finished(struct pool_job *job) {
     if (seq->failure != 0) {
         flight_end(seq);
         flight_wake(store);
+        if (seq->client->gone)
+            seq_quarantine(seq);
     }
     seq_watch(seq);
 }

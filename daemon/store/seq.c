@@ -77,22 +77,27 @@ void seq_close(struct seq *seq, uint64_t close_fence) {
     seq_watch(seq);
 }
 
-static void quarantine(struct seq *seq, uint32_t slot) { arena_quarantine(&seq->model->arena[OSCAR_FORM_DENSE], slot); }
+void seq_quarantine(struct seq *seq) {
+    struct arena *arena = &seq->model->arena[OSCAR_FORM_DENSE];
+    for (uint32_t i = 0; i < seq->denses; i++) {
+        const struct dense_entry *entry = &seq->dense[i];
+        bool may_be_published = seq->failure == 0 && entry->kind != DENSE_TAIL && entry->kind != DENSE_PRIVATE;
+        if (entry->kind != DENSE_SHARED && !may_be_published)
+            arena_quarantine(arena, entry->slot);
+    }
+    for (uint32_t i = 0; i < seq->retireds; i++)
+        if (seq->retired[i].node == NODE_NONE)
+            arena_quarantine(arena, seq->retired[i].slot);
+}
 
 void seq_abandon(struct seq *seq) {
     if (!seq->closing)
         seq_close(seq, UINT64_MAX);
-    for (uint32_t i = 0; i < seq->denses; i++) {
-        struct dense_entry *entry = &seq->dense[i];
-        /* Nobody will say any more whether the rest of the work was enqueued at all. */
-        if (entry->kind == DENSE_PENDING && !seq_reached(seq, entry->fence))
-            entry->kind = DENSE_TAIL;
-        if (entry->kind == DENSE_TAIL || entry->kind == DENSE_PRIVATE)
-            quarantine(seq, entry->slot);
-    }
-    for (uint32_t i = 0; i < seq->retireds; i++)
-        if (seq->retired[i].node == NODE_NONE)
-            quarantine(seq, seq->retired[i].slot);
+    /* Nobody will say any more whether the rest of the work was enqueued at all. */
+    for (uint32_t i = 0; i < seq->denses; i++)
+        if (seq->dense[i].kind == DENSE_PENDING && !seq_reached(seq, seq->dense[i].fence))
+            seq->dense[i].kind = DENSE_TAIL;
+    seq_quarantine(seq);
     flight_shrink(seq);
 }
 

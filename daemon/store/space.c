@@ -1,35 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/store/state.h"
 
+/* Part of the budget that is left to dense chunks: pages come and go there with every prefill, and to win a chunk back from a full
+ * cache costs as many evictions as it takes until one happens to be empty. */
+#define DENSE_SHARE 8
+
+static bool may_grow(const struct store *store, const struct arena *arena) {
+    const struct memory *memory = &store->memory;
+    uint64_t unused = memory->options.budget_bytes - memory->total_bytes + memory->empty_bytes;
+    return arena->form == OSCAR_FORM_DENSE || store->heap.count == 0 ||
+           unused >= arena->shape.stride * arena->shape.chunk_pages + memory->options.budget_bytes / DENSE_SHARE;
+}
+
 int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t *ret_slot,
                struct oscar_cause *cause) {
-    bool may_grow = true;
-    int failure = OSCAR_ERR_NO_SPACE;
+    bool refused = false; /* the device has no memory for a chunk that the budget allows */
     for (;;) {
         uint32_t slot = arena_take(arena, share);
         if (slot != SLOT_NONE) {
             *ret_slot = slot;
             return 0;
         }
-        if (may_grow) {
-            failure = arena_grow(arena, share, cause);
-            if (failure == 0)
+        if (may_grow(store, arena)) {
+            int r = arena_grow(arena, share, cause);
+            if (r == 0)
                 continue;
-            /* A device without memory for a chunk that the budget allows is not asked again before it got one back. */
-            may_grow = false;
-        }
-        if (memory_reclaim(&store->memory)) {
-            may_grow = true;
-            continue;
-        }
-        if (!tree_evict(store)) {
-            if (failure == OSCAR_ERR_NO_SPACE) {
-                return oscar_fail(cause, failure, "%llu of %llu bytes are in use, and nothing more can be evicted",
-                                  (unsigned long long)store->memory.total_bytes,
-                                  (unsigned long long)store->memory.options.budget_bytes);
+            /* One chunk given back may help. If it does not, the cache is not thrown away for a device that fails. */
+            if (r != OSCAR_ERR_NO_SPACE && (refused || !memory_reclaim(&store->memory)))
+                return r;
+            if (r != OSCAR_ERR_NO_SPACE) {
+                refused = true;
+                continue;
             }
-            return failure;
+            if (memory_reclaim(&store->memory))
+                continue;
         }
+        if (!tree_evict(store))
+            return oscar_fail(
+                cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use, and nothing more can be evicted",
+                (unsigned long long)store->memory.total_bytes, (unsigned long long)store->memory.options.budget_bytes);
     }
 }
 

@@ -150,11 +150,10 @@ struct seq {
     uint64_t handle;
     uint32_t fence_slot;
     bool dense_tail;
-    int failure;    /* a page did not pass its inspection (failed_page): the sequence can only be closed */
-    bool closing;   /* its handle is stale; it lives until its readers are done */
-    bool abandoned; /* its client has gone: only the exit of the process proves that readers are done */
-    bool notice;    /* updates wait and the client has been told */
-    bool watched;   /* in the store's list of sequences that wait for fences or publishing */
+    int failure;  /* a page did not pass its inspection (failed_page): the sequence can only be closed */
+    bool closing; /* its handle is stale; it lives until its readers are done */
+    bool notice;  /* updates wait and the client has been told */
+    bool watched; /* in the store's list of sequences that wait for fences or publishing */
     uint32_t failed_page;
     uint32_t deepest;    /* last published page of its path: pinned; NODE_NONE for an empty path */
     uint32_t path_pages; /* published pages */
@@ -356,6 +355,8 @@ int seq_fence_check(const struct seq *seq, uint64_t fence, struct oscar_cause *c
 void seq_close(struct seq *seq, uint64_t close_fence);
 /* Its client has gone. */
 void seq_abandon(struct seq *seq);
+/* Its client has gone, and its process may still write to its own slots that will not be published. */
+void seq_quarantine(struct seq *seq);
 /* Frees it if nothing holds it any more. */
 bool seq_end_if_done(struct seq *seq);
 void seq_watch(struct seq *seq);

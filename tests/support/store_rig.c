@@ -446,6 +446,15 @@ uint32_t rig_probe(struct rig_client *client, const uint32_t *tokens, uint32_t c
     return reply.probe.hit_tokens;
 }
 
+void rig_cache(struct rig_client *client, const uint32_t *tokens, uint32_t pages) {
+    struct rig_seq *seq;
+    assert_int_equal(rig_seq_open(client, tokens, pages * OSCAR_PAGE_TOKENS, false, &seq), 0);
+    uint32_t hit = seq->committed;
+    assert_int_equal(rig_seq_compute(seq, tokens + hit, pages * OSCAR_PAGE_TOKENS - hit), 0);
+    rig_seq_close(seq, true);
+    rig_settle(client->rig);
+}
+
 void rig_tokens(uint32_t seed, uint32_t from, uint32_t count, uint32_t *ret) {
     for (uint32_t i = 0; i < count; i++) {
         uint64_t x = ((uint64_t)seed << 32 | (from + i)) * UINT64_C(0x9e3779b97f4a7c15);

@@ -117,6 +117,9 @@ uint8_t *rig_address(struct rig_client *client, oscar_page_ref ref);
 const struct oscar_reply *rig_answered(const struct rig_client *client, uint64_t id);
 uint32_t rig_probe(struct rig_client *client, const uint32_t *tokens, uint32_t count);
 
+/* A whole prompt of `pages` pages computed by a sequence that is closed again. */
+void rig_cache(struct rig_client *client, const uint32_t *tokens, uint32_t pages);
+
 /* Deterministic token ids: `count` of the path named by `seed`, from position `from` on. */
 void rig_tokens(uint32_t seed, uint32_t from, uint32_t count, uint32_t *ret);
 
