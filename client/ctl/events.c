@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events as JSON lines. A publisher drops what a slow subscriber does not take, so every event is numbered: where one is missing,
+ * Events as JSON lines, from the position on that the first line ("following") names. A publisher drops what a slow subscriber does not take, so every event is numbered: where one is missing,
  * or the daemon was started anew, a line "resync" says that all that was known is void; the pages that are there now follow
  * as lines "stored" with "snapshot": true, then the events behind them (proto/PROTOCOL.md, Events).
  */
@@ -132,5 +132,7 @@ int ctl_events(const struct ctl *ctl, struct oscar_cause *cause) {
     int r = admin_subscribe(ctl, &subscription, cause);
     if (r == 0) /* so that an event lost before the first one is a gap as well */
         r = take_snapshot(ctl, false, &at, cause);
+    if (r == 0)
+        r = ctl_print_json(position_json("following", &at), cause);
     return r < 0 ? r : follow(ctl, subscription, at, cause);
 }
