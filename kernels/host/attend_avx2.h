@@ -33,10 +33,21 @@ ATTEND_INLINE float attend_sum(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-ATTEND_INLINE float attend_largest(__m256 x) {
-    __m128 most = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+/* Sums (or maxima) over each of four vectors, one a lane. */
+ATTEND_INLINE __m128 attend_fold(const __m256 of[ATTEND_GROUP], bool largest) {
+#define FOLD(x, y) (largest ? _mm256_max_ps(x, y) : _mm256_add_ps(x, y))
+    __m256 a = FOLD(_mm256_unpacklo_ps(of[0], of[1]), _mm256_unpackhi_ps(of[0], of[1]));
+    __m256 b = FOLD(_mm256_unpacklo_ps(of[2], of[3]), _mm256_unpackhi_ps(of[2], of[3]));
+    __m256 low = _mm256_shuffle_ps(a, b, 0x44), high = _mm256_shuffle_ps(a, b, 0xEE);
+    __m256 c = FOLD(low, high);
+#undef FOLD
+    __m128 lower = _mm256_castps256_ps128(c), upper = _mm256_extractf128_ps(c, 1);
+    return largest ? _mm_max_ps(lower, upper) : _mm_add_ps(lower, upper);
+}
+
+/* Masks the first n of four columns' values, a lane each. */
+ATTEND_INLINE __m128i attend_lanes(uint32_t n) {
+    return _mm_cmpgt_epi32(_mm_set1_epi32((int32_t)n), _mm_setr_epi32(0, 1, 2, 3));
 }
 
 /* All ones in the lanes of rows 8i .. 8i + 7 that lie below `rows`. */
@@ -45,32 +56,71 @@ ATTEND_INLINE __m256 attend_seen(uint32_t rows, uint32_t i) {
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)rows - (int32_t)(8 * i)), lane));
 }
 
-/* Scores of a page and column, rows in order; those from `rows` on may be anything. They become 2^(score - max), the rest 0;
- * what the column has so far moves to the new max. */
-ATTEND_INLINE void attend_softmax(const struct attend_columns *columns, uint32_t c, uint32_t rows,
-                                  const struct attend_partial *partial, float score[OSCAR_PAGE_TOKENS]) {
-    if (rows == 0) {
-        memset(score, 0, sizeof(float) * OSCAR_PAGE_TOKENS);
-        return;
+/* What a column has so far moves to a new, larger max. Rare after the first pages. */
+static __attribute__((noinline)) void attend_raise(const struct attend_columns *columns, uint32_t c, float max,
+                                                   const struct attend_partial *partial) {
+    float *out = partial->out + (size_t)c * columns->d, shrink = exp2f(partial->max[c] - max);
+    for (uint32_t i = 0; i < columns->d; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_loadu_ps(out + i), _mm256_set1_ps(shrink)));
+    partial->sum[c] *= shrink;
+    partial->max[c] = max;
+}
+
+ATTEND_INLINE __m128 attend_softmax_of(const struct attend_columns *columns, uint32_t c0, uint32_t n,
+                                       const uint32_t *rows, bool whole, const struct attend_partial *partial,
+                                       const float *scale, float scores[ATTEND_GROUP][OSCAR_PAGE_TOKENS]) {
+    const __m256 nothing = _mm256_set1_ps(-INFINITY), zero = _mm256_setzero_ps();
+    const __m128i lanes = attend_lanes(n);
+    __m256 top[ATTEND_GROUP] = {nothing, nothing, nothing, nothing}, sum[ATTEND_GROUP] = {zero, zero, zero, zero};
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++)
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < 8; i++) {
+            __m256 score = _mm256_loadu_ps(scores[m] + 8 * i);
+            if (!whole)
+                score = _mm256_blendv_ps(nothing, score, attend_seen(rows[m], i));
+            top[m] = _mm256_max_ps(top[m], score);
+        }
+    float maxima[ATTEND_GROUP];
+    _mm_storeu_ps(maxima, attend_fold(top, true));
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++)
+        if (maxima[m] > partial->max[c0 + m])
+            attend_raise(columns, c0 + m, maxima[m], partial);
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++) {
+        __m256 column_max = _mm256_set1_ps(partial->max[c0 + m]);
+        top[m] = zero;
+        for (uint32_t i = 0; i < 8; i++) {
+            __m256 weight = attend_exp2(_mm256_sub_ps(_mm256_loadu_ps(scores[m] + 8 * i), column_max));
+            if (!whole)
+                weight = _mm256_and_ps(weight, attend_seen(rows[m], i));
+            sum[m] = _mm256_add_ps(sum[m], weight);
+            if (scale != NULL)
+                weight = _mm256_mul_ps(weight, _mm256_loadu_ps(scale + 8 * i));
+            top[m] = _mm256_max_ps(top[m], weight);
+            _mm256_storeu_ps(scores[m] + 8 * i, weight);
+        }
     }
-    __m256 top = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < 8; i++)
-        top = _mm256_max_ps(top, _mm256_blendv_ps(top, _mm256_loadu_ps(score + 8 * i), attend_seen(rows, i)));
-    float page_max = attend_largest(top), max = partial->max[c];
-    if (page_max > max) {
-        float *out = partial->out + (size_t)c * columns->d, shrink = exp2f(max - page_max);
-        for (uint32_t i = 0; i < columns->d; i += 8)
-            _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_loadu_ps(out + i), _mm256_set1_ps(shrink)));
-        partial->sum[c] *= shrink;
-        partial->max[c] = max = page_max;
+    __m128 sums = _mm_add_ps(_mm_maskload_ps(partial->sum + c0, lanes), attend_fold(sum, false));
+    _mm_maskstore_ps(partial->sum + c0, lanes, sums);
+    return attend_fold(top, true);
+}
+
+/* Scores of a page for n columns from c0 on, rows in order; of rows that a column does not see they may be anything. They
+ * become 2^(score - max) * scale (a value a row, or NULL for 1), and 0 for rows not seen; sums and maxima of the columns go on.
+ * Returns the largest result of each column. All columns go side by side, for the latency of the reductions. */
+ATTEND_INLINE __m128 attend_softmax(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t first,
+                                    const struct attend_partial *partial, const float *scale,
+                                    float scores[ATTEND_GROUP][OSCAR_PAGE_TOKENS]) {
+    uint32_t rows[ATTEND_GROUP] = {0}, least = OSCAR_PAGE_TOKENS;
+    for (uint32_t m = 0; m < n; m++) {
+        rows[m] = attend_rows(columns, c0 + m, first);
+        least = rows[m] < least ? rows[m] : least;
     }
-    for (uint32_t i = 0; i < 8; i++) {
-        __m256 weight = attend_exp2(_mm256_sub_ps(_mm256_loadu_ps(score + 8 * i), _mm256_set1_ps(max)));
-        weight = _mm256_and_ps(weight, attend_seen(rows, i));
-        sum = _mm256_add_ps(sum, weight);
-        _mm256_storeu_ps(score + 8 * i, weight);
-    }
-    partial->sum[c] += attend_sum(sum);
+    if (least == OSCAR_PAGE_TOKENS)
+        return attend_softmax_of(columns, c0, n, rows, true, partial, scale, scores);
+    return attend_softmax_of(columns, c0, n, rows, false, partial, scale, scores);
 }
 
 #endif

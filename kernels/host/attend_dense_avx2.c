@@ -107,8 +107,7 @@ ATTEND_INLINE void attend_group(const struct attend_columns *columns, const stru
     const uint16_t *k = (const uint16_t *)(const void *)page->record, *v = k + (size_t)TOKENS * columns->d;
     float scores[ATTEND_GROUP][TOKENS] = {{0}};
     score_rows(columns, c0, n, page->rows, k, scores);
-    for (uint32_t m = 0; m < n; m++)
-        attend_softmax(columns, c0 + m, attend_rows(columns, c0 + m, page->first), partial, scores[m]);
+    attend_softmax(columns, c0, n, page->first, partial, NULL, scores);
     add_rows(columns, c0, n, page->rows, v, scores, partial);
 }
 

@@ -106,14 +106,7 @@ ATTEND_INLINE void attend_group(const struct attend_columns *columns, const stru
     const uint16_t *k = (const uint16_t *)(const void *)page->record, *v = k + (size_t)TOKENS * columns->d;
     float scores[ATTEND_GROUP][TOKENS] = {{0}};
     score_rows(columns, c0, n, page->rows, k, scores);
-    for (uint32_t m = 0; m < n; m++) {
-        __m512 weight[4];
-        for (uint32_t i = 0; i < 4; i++)
-            weight[i] = _mm512_loadu_ps(scores[m] + 16 * i);
-        bool seen = attend_softmax(columns, c0 + m, attend_rows(columns, c0 + m, page->first), partial, weight);
-        for (uint32_t i = 0; i < 4; i++)
-            _mm512_storeu_ps(scores[m] + 16 * i, seen ? weight[i] : _mm512_setzero_ps());
-    }
+    attend_softmax(columns, c0, n, page->first, partial, NULL, scores);
     add_rows(columns, c0, n, page->rows, v, scores, partial);
 }
 

@@ -22,43 +22,44 @@ struct unpacked {
 
 /* --- transposition --- */
 
-ATTEND_INLINE void transpose(__m256i row[8]) {
-    __m256i a0 = _mm256_unpacklo_epi32(row[0], row[1]), a1 = _mm256_unpackhi_epi32(row[0], row[1]);
-    __m256i a2 = _mm256_unpacklo_epi32(row[2], row[3]), a3 = _mm256_unpackhi_epi32(row[2], row[3]);
-    __m256i a4 = _mm256_unpacklo_epi32(row[4], row[5]), a5 = _mm256_unpackhi_epi32(row[4], row[5]);
-    __m256i a6 = _mm256_unpacklo_epi32(row[6], row[7]), a7 = _mm256_unpackhi_epi32(row[6], row[7]);
-    __m256i b0 = _mm256_unpacklo_epi64(a0, a2), b1 = _mm256_unpackhi_epi64(a0, a2);
-    __m256i b2 = _mm256_unpacklo_epi64(a1, a3), b3 = _mm256_unpackhi_epi64(a1, a3);
-    __m256i b4 = _mm256_unpacklo_epi64(a4, a6), b5 = _mm256_unpackhi_epi64(a4, a6);
-    __m256i b6 = _mm256_unpacklo_epi64(a5, a7), b7 = _mm256_unpackhi_epi64(a5, a7);
-    row[0] = _mm256_permute2x128_si256(b0, b4, 0x20);
-    row[1] = _mm256_permute2x128_si256(b1, b5, 0x20);
-    row[2] = _mm256_permute2x128_si256(b2, b6, 0x20);
-    row[3] = _mm256_permute2x128_si256(b3, b7, 0x20);
-    row[4] = _mm256_permute2x128_si256(b0, b4, 0x31);
-    row[5] = _mm256_permute2x128_si256(b1, b5, 0x31);
-    row[6] = _mm256_permute2x128_si256(b2, b6, 0x31);
-    row[7] = _mm256_permute2x128_si256(b3, b7, 0x31);
+/* Four words of g and of g + 4, beside each other. */
+ATTEND_INLINE __m256i load_pair(const uint8_t *g, size_t to_fourth) {
+    __m256i lower = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)g));
+    return _mm256_inserti128_si256(lower, _mm_loadu_si128((const __m128i *)(const void *)(g + to_fourth)), 1);
 }
 
+/* From four words of eight g, `stride` bytes apart: four vectors of one word each, in the order of g. */
+ATTEND_INLINE void transpose(const uint8_t *from, size_t stride, __m256i ret[4]) {
+    __m256i row0 = load_pair(from, 4 * stride), row1 = load_pair(from + stride, 4 * stride);
+    __m256i row2 = load_pair(from + 2 * stride, 4 * stride), row3 = load_pair(from + 3 * stride, 4 * stride);
+    __m256i a = _mm256_unpacklo_epi32(row0, row1), b = _mm256_unpackhi_epi32(row0, row1);
+    __m256i c = _mm256_unpacklo_epi32(row2, row3), d = _mm256_unpackhi_epi32(row2, row3);
+    ret[0] = _mm256_unpacklo_epi64(a, c);
+    ret[1] = _mm256_unpackhi_epi64(a, c);
+    ret[2] = _mm256_unpacklo_epi64(b, d);
+    ret[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+/* Word x + y of every g: lane t = word / 2W, half (h of V) = word / W % 2, w (r of V) = word % W. */
 ATTEND_INLINE void unpack_codes(const uint8_t *record, uint32_t w, struct unpacked *ret) {
-    for (uint32_t tile = 0; tile < 8; tile++) /* four of K, four of V */
-        for (uint32_t x = 0; x < w; x++) {
-            const uint8_t *from = record + (size_t)256 * w * tile + (size_t)32 * x;
-            __m256i row[8];
+    __m256i words[4];
+    for (uint32_t tile = 0; tile < 4; tile++, record += (size_t)256 * w)
 #pragma GCC unroll 8
-            for (uint32_t g = 0; g < 8; g++)
-                row[g] = _mm256_loadu_si256((const __m256i *)(const void *)(from + (size_t)32 * w * g));
-            transpose(row);
+        for (uint32_t x = 0; x < 8 * w; x += 4) {
+            transpose(record + (size_t)4 * x, (size_t)32 * w, words);
+#pragma GCC unroll 4
+            for (uint32_t word = x; word < x + 4; word++)
+                ret->k[tile * 2 + word / w % 2][word % w * 4 + word / (2 * w)] = words[word % 4];
+        }
+    for (uint32_t tile = 0; tile < 4; tile++, record += (size_t)256 * w)
 #pragma GCC unroll 8
-            for (uint32_t y = 0; y < 8; y++) { /* word x * 8 + y of every g: lane t, half (h of V), w (r of V) */
-                uint32_t word = x * 8 + y, t = word / (2 * w), half = word / w % 2;
-                if (tile < 4) {
-                    ret->k[tile * 2 + half][word % w * 4 + t] = row[y];
-                } else {
-                    ret->v[0][word % w][(tile - 4) * 8 + half * 4 + t] = row[y];
-                    ret->v[1][word % w][(tile - 4) * 8 + half * 4 + t] = _mm256_srli_epi32(row[y], 8);
-                }
+        for (uint32_t x = 0; x < 8 * w; x += 4) {
+            transpose(record + (size_t)4 * x, (size_t)32 * w, words);
+#pragma GCC unroll 4
+            for (uint32_t word = x; word < x + 4; word++) {
+                uint32_t pair = tile * 8 + word / w % 2 * 4 + word / (2 * w);
+                ret->v[0][word % w][pair] = words[word % 4];
+                ret->v[1][word % w][pair] = _mm256_srli_epi32(words[word % 4], 8);
             }
         }
 }
@@ -133,15 +134,13 @@ struct score_sums {
     __m256i high, low;
 };
 
-/* Nothing, which keeps the compiler from turning a chain of additions into a tree: it would spill the tree's leaves. */
-ATTEND_INLINE __m256i in_order(__m256i sum) {
-    __asm__("" : "+x"(sum));
-    return sum;
-}
+/* Additions in place. Of intrinsics the compilers make trees of sums, or copies, that do not fit sixteen registers. */
+#define ADD_16(sum, x) __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x))
+#define ADD_32(sum, x) __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x))
 
 ATTEND_INLINE void score_codes(struct score_sums *sums, __m256i code, const int8_t *high, const int8_t *low) {
-    sums->high = in_order(_mm256_add_epi16(sums->high, _mm256_maddubs_epi16(code, broadcast_word(high))));
-    sums->low = in_order(_mm256_add_epi16(sums->low, _mm256_maddubs_epi16(code, broadcast_word(low))));
+    ADD_16(sums->high, _mm256_maddubs_epi16(code, broadcast_word(high)));
+    ADD_16(sums->low, _mm256_maddubs_epi16(code, broadcast_word(low)));
 }
 
 ATTEND_INLINE void score_columns(uint32_t n, uint32_t w, uint32_t f, __m256i word, const int8_t *high,
@@ -225,31 +224,29 @@ ATTEND_INLINE __m256i round_weights(__m256 inverse, const float *weight, const f
     return fixed;
 }
 
-ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m,
-                                const struct attend_page *page, const struct attend_partial *partial,
-                                const struct unpacked *codes, float *scores, struct weights *ret) {
-    __m256 top = _mm256_setzero_ps(), zeros = _mm256_setzero_ps();
-    attend_softmax(columns, c, attend_rows(columns, c, page->first), partial, scores);
-    for (uint32_t t = 0; t < TOKENS; t += 8) {
-        __m256 weight = _mm256_mul_ps(_mm256_loadu_ps(scores + t), _mm256_loadu_ps(codes->scale_v + t));
-        top = _mm256_max_ps(top, weight);
-        _mm256_storeu_ps(scores + t, weight);
+ATTEND_INLINE void weigh_columns(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t first,
+                                 const struct attend_partial *partial, const struct unpacked *codes,
+                                 float scores[ATTEND_GROUP][TOKENS], struct weights *ret) {
+    const __m256 zero = _mm256_setzero_ps();
+    const __m128 unit = _mm_set1_ps(ATTEND_P_UNIT);
+    __m256 zeros[ATTEND_GROUP] = {zero, zero, zero, zero};
+    float inverse[ATTEND_GROUP];
+    __m128 most = attend_softmax(columns, c0, n, first, partial, codes->scale_v, scores);
+    __m128 something = _mm_cmpge_ps(most, _mm_set1_ps(ATTEND_P_NOTHING)), units = _mm_div_ps(most, unit);
+    units = _mm_and_ps(units, something);
+    _mm_storeu_ps(inverse, _mm_and_ps(_mm_div_ps(unit, most), something));
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++) {
+        __m256 column_inverse = _mm256_set1_ps(inverse[m]);
+        for (uint32_t t = 0; t < TOKENS; t += 16) {
+            __m256i lower = round_weights(column_inverse, scores[m] + t, codes->zero_v + t, &zeros[m]);
+            __m256i upper = round_weights(column_inverse, scores[m] + t + 8, codes->zero_v + t + 8, &zeros[m]);
+            __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(lower, upper), 0xD8);
+            _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + t), both);
+        }
     }
-    float most = attend_largest(top);
-    if (most < ATTEND_P_NOTHING) {
-        memset(ret->fixed[m], 0, sizeof(ret->fixed[m]));
-        ret->unit[m] = ret->zeros[m] = 0;
-        return;
-    }
-    __m256 inverse = _mm256_set1_ps(ATTEND_P_UNIT / most);
-    for (uint32_t t = 0; t < TOKENS; t += 16) {
-        __m256i first = round_weights(inverse, scores + t, codes->zero_v + t, &zeros);
-        __m256i second = round_weights(inverse, scores + t + 8, codes->zero_v + t + 8, &zeros);
-        __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xD8);
-        _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + t), both);
-    }
-    ret->unit[m] = most / ATTEND_P_UNIT;
-    ret->zeros[m] = attend_sum(zeros) * ret->unit[m];
+    _mm_storeu_ps(ret->unit, units);
+    _mm_storeu_ps(ret->zeros, _mm_mul_ps(attend_fold(zeros, false), units));
 }
 
 struct value_sums { /* of two codes of a word */
@@ -258,8 +255,8 @@ struct value_sums { /* of two codes of a word */
 
 ATTEND_INLINE void add_codes(struct value_sums *sums, __m256i code0, __m256i code1, const int16_t *weights) {
     __m256i weight = broadcast_word(weights);
-    sums->code0 = in_order(_mm256_add_epi32(sums->code0, _mm256_madd_epi16(code0, weight)));
-    sums->code1 = in_order(_mm256_add_epi32(sums->code1, _mm256_madd_epi16(code1, weight)));
+    ADD_32(sums->code0, _mm256_madd_epi16(code0, weight));
+    ADD_32(sums->code1, _mm256_madd_epi16(code1, weight));
 }
 
 ATTEND_INLINE void finish_code(__m256i sum, float unit, float zeros, float *out) {
@@ -289,7 +286,7 @@ ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct 
         /* The codes of the page after the next, a few lines a pass: all at once they would wait for each other. */
         for (uint32_t line = 0; line < 512; line += 64)
             _mm_prefetch((const char *)ahead + (size_t)512 * pass + line, _MM_HINT_T0);
-#pragma GCC unroll 2
+#pragma GCC unroll 1
         for (uint32_t pair = 0; pair < 32; pair++) {
             __m256i code0 = _mm256_and_si256(words[pair], mask0), code1 = _mm256_and_si256(words[pair], mask1);
             add_codes(&s0, code0, code1, weights->fixed[0] + (size_t)2 * pair);
@@ -325,9 +322,7 @@ ATTEND_INLINE void attend_group(const struct attend_columns *columns, const stru
 #pragma GCC unroll 1
     for (uint32_t eighth = 0; eighth < 8; eighth++)
         score_tokens(columns, c0, n, w, eighth, codes, scores);
-#pragma GCC unroll 1
-    for (uint32_t m = 0; m < n; m++)
-        weigh_column(columns, c0 + m, m, page, partial, codes, scores[m], &weights);
+    weigh_columns(columns, c0, n, page->first, partial, codes, scores, &weights);
     add_values(c0, n, w, codes, &weights, c0 == 0 ? ahead : page->record, partial);
 }
 

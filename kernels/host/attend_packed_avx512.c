@@ -18,6 +18,7 @@ struct unpacked {
      * i = 0..3; d = 128: dims 16i + 0..15; d = 256: dims 32i + 16 * vector + 0..15, i = 0..7. */
     __m512i v[2][32];
     float scale_k[TOKENS], zero_k[TOKENS], scale_v[TOKENS], zero_v[TOKENS];
+    float turn[2][OSCAR_MAX_PAIRS]; /* of the page's first position: cos, sin */
 };
 
 /* --- transposition --- */
@@ -160,40 +161,80 @@ ATTEND_INLINE void unpack_scales(const uint8_t *scales, uint32_t rows, struct un
 
 /* --- scores --- */
 
-/* Logits of K's centre: (alpha, beta) turned by the page's first position, against the row table. */
-ATTEND_INLINE void centre_scores(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
-                                 uint32_t n, float scores[ATTEND_GROUP][TOKENS]) {
-    float turned[ATTEND_GROUP][2][OSCAR_MAX_PAIRS], turn[2][OSCAR_MAX_PAIRS] = {{0}};
+/* The page's turn of each of the block's pairs, zeros from the last pair on. Long before it is read, for stores so small do not
+ * reach a wide load until they are in the cache. */
+ATTEND_INLINE void gather_turn(const struct attend_columns *columns, const struct attend_page *page,
+                               struct unpacked *ret) {
+    memset(ret->turn, 0, sizeof(ret->turn));
     for (uint32_t i = 0; i < columns->pairs; i++) {
-        turn[0][i] = page->turn[(size_t)columns->pair[i] * 2];
-        turn[1][i] = page->turn[(size_t)columns->pair[i] * 2 + 1];
+        ret->turn[0][i] = page->turn[(size_t)columns->pair[i] * 2];
+        ret->turn[1][i] = page->turn[(size_t)columns->pair[i] * 2 + 1];
     }
-    __m512 turn_cos = _mm512_loadu_ps(turn[0]), turn_sin = _mm512_loadu_ps(turn[1]);
+}
+
+struct centre_sums { /* of one column over the page's four tiles */
+    __m512 tile0, tile1, tile2, tile3;
+};
+
+ATTEND_INLINE void add_pair(struct centre_sums *sums, float factor, __m512 row0, __m512 row1, __m512 row2,
+                            __m512 row3) {
+    __m512 factors = _mm512_set1_ps(factor);
+    sums->tile0 = _mm512_fmadd_ps(factors, row0, sums->tile0);
+    sums->tile1 = _mm512_fmadd_ps(factors, row1, sums->tile1);
+    sums->tile2 = _mm512_fmadd_ps(factors, row2, sums->tile2);
+    sums->tile3 = _mm512_fmadd_ps(factors, row3, sums->tile3);
+}
+
+ATTEND_INLINE struct centre_sums begin_centre(float sigma) {
+    __m512 value = _mm512_set1_ps(sigma);
+    return (struct centre_sums){value, value, value, value};
+}
+
+ATTEND_INLINE void finish_centre(struct centre_sums sums, float *scores) {
+    _mm512_storeu_ps(scores, sums.tile0);
+    _mm512_storeu_ps(scores + 16, sums.tile1);
+    _mm512_storeu_ps(scores + 32, sums.tile2);
+    _mm512_storeu_ps(scores + 48, sums.tile3);
+}
+
+/* Logits of K's centre: (alpha, beta) turned by the page's first position, against the row table. */
+ATTEND_INLINE void centre_scores(const struct attend_columns *columns, uint32_t c0, uint32_t n,
+                                 const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
+    float turned[ATTEND_GROUP][2][OSCAR_MAX_PAIRS];
+    __m512 turn_cos = _mm512_loadu_ps(codes->turn[0]), turn_sin = _mm512_loadu_ps(codes->turn[1]);
     for (uint32_t m = 0; m < n; m++) {
         __m512 alpha = _mm512_loadu_ps(columns->alpha[c0 + m]), beta = _mm512_loadu_ps(columns->beta[c0 + m]);
         _mm512_storeu_ps(turned[m][0], _mm512_fmadd_ps(alpha, turn_cos, _mm512_mul_ps(beta, turn_sin)));
         _mm512_storeu_ps(turned[m][1], _mm512_fmsub_ps(beta, turn_cos, _mm512_mul_ps(alpha, turn_sin)));
     }
-    for (uint32_t t = 0; t < TOKENS; t += 32) {
-        __m512 sum[ATTEND_GROUP][2];
-        for (uint32_t m = 0; m < n; m++)
-            sum[m][0] = sum[m][1] = _mm512_set1_ps(columns->sigma[c0 + m]);
-        for (uint32_t i = 0; i < columns->pairs; i++) {
-            for (uint32_t part = 0; part < 2; part++) {
-                const float *row = columns->row_turn + (size_t)(2 * i + part) * TOKENS + t;
-                __m512 row0 = _mm512_loadu_ps(row), row1 = _mm512_loadu_ps(row + 16);
-                for (uint32_t m = 0; m < n; m++) {
-                    __m512 factor = _mm512_set1_ps(turned[m][part][i]);
-                    sum[m][0] = _mm512_fmadd_ps(factor, row0, sum[m][0]);
-                    sum[m][1] = _mm512_fmadd_ps(factor, row1, sum[m][1]);
-                }
-            }
-        }
-        for (uint32_t m = 0; m < n; m++) {
-            _mm512_storeu_ps(scores[m] + t, sum[m][0]);
-            _mm512_storeu_ps(scores[m] + t + 16, sum[m][1]);
-        }
+    const float *sigma = columns->sigma + c0;
+    struct centre_sums s0 = begin_centre(sigma[0]), s1 = s0, s2 = s0, s3 = s0;
+    if (n > 1)
+        s1 = begin_centre(sigma[1]);
+    if (n > 2)
+        s2 = begin_centre(sigma[2]);
+    if (n > 3)
+        s3 = begin_centre(sigma[3]);
+#pragma GCC unroll 1
+    for (uint32_t i = 0; i < 2 * columns->pairs; i++) {
+        const float *row = columns->row_turn + (size_t)i * TOKENS;
+        __m512 row0 = _mm512_loadu_ps(row), row1 = _mm512_loadu_ps(row + 16);
+        __m512 row2 = _mm512_loadu_ps(row + 32), row3 = _mm512_loadu_ps(row + 48);
+        add_pair(&s0, turned[0][i % 2][i / 2], row0, row1, row2, row3);
+        if (n > 1)
+            add_pair(&s1, turned[1][i % 2][i / 2], row0, row1, row2, row3);
+        if (n > 2)
+            add_pair(&s2, turned[2][i % 2][i / 2], row0, row1, row2, row3);
+        if (n > 3)
+            add_pair(&s3, turned[3][i % 2][i / 2], row0, row1, row2, row3);
     }
+    finish_centre(s0, scores[0]);
+    if (n > 1)
+        finish_centre(s1, scores[1]);
+    if (n > 2)
+        finish_centre(s2, scores[2]);
+    if (n > 3)
+        finish_centre(s3, scores[3]);
 }
 
 ATTEND_INLINE __m512i broadcast_word(const void *at) {
@@ -238,6 +279,12 @@ ATTEND_INLINE void score_columns(uint32_t n, uint32_t w, uint32_t f, __m512i wor
         score_codes(s3, code0, code1, high + 3 * d + at, low + 3 * d + at);
 }
 
+/* Two lines of the page after the next at each step of the loops: many at once would wait for each other. */
+ATTEND_INLINE void prefetch_lines(const uint8_t *ahead) {
+    _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+    _mm_prefetch((const char *)ahead + 64, _MM_HINT_T0);
+}
+
 ATTEND_INLINE void add_score_sums(struct score_sums *to, const struct score_sums *from) {
     to->high0 = _mm512_add_epi32(to->high0, from->high0);
     to->high1 = _mm512_add_epi32(to->high1, from->high1);
@@ -261,12 +308,13 @@ ATTEND_INLINE void finish_scores(const struct attend_columns *columns, uint32_t 
 
 /* Scores of two tiles for n columns; W = d / 64. */
 ATTEND_INLINE void score_tiles(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w, uint32_t tile,
-                               const struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS]) {
+                               const struct unpacked *codes, const uint8_t *ahead, float scores[ATTEND_GROUP][TOKENS]) {
     const int8_t *high = columns->high + (size_t)c0 * 64 * w, *low = columns->low + (size_t)c0 * 64 * w;
     const __m512i zero = _mm512_setzero_si512();
     struct score_sums s0 = {zero, zero, zero, zero}, s1 = s0, s2 = s0, s3 = s0;
 #pragma GCC unroll 1
-    for (uint32_t j = 0; j < 4 * w; j++, high += 4, low += 4) {
+    for (uint32_t j = 0; j < 4 * w; j++, high += 4, low += 4, ahead += 128) {
+        prefetch_lines(ahead);
         __m512i word0 = codes->k[tile][j], word1 = codes->k[tile + 1][j];
         score_columns(n, w, 0, word0, word1, high, low, &s0, &s1, &s2, &s3);
         score_columns(n, w, 1, _mm512_srli_epi32(word0, 2), _mm512_srli_epi32(word1, 2), high, low, &s0, &s1, &s2, &s3);
@@ -306,33 +354,26 @@ struct weights {
     float zeros[ATTEND_GROUP]; /* sum of 2^(score - max) * scale * zero, of the rounded weights */
 };
 
-ATTEND_INLINE void weigh_column(const struct attend_columns *columns, uint32_t c, uint32_t m,
-                                const struct attend_page *page, const struct attend_partial *partial,
-                                const struct unpacked *codes, const float *scores, struct weights *ret) {
-    __m512 weight[4], top = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < 4; i++)
-        weight[i] = _mm512_loadu_ps(scores + 16 * i);
-    float most = 0;
-    if (attend_softmax(columns, c, attend_rows(columns, c, page->first), partial, weight)) {
+ATTEND_INLINE void weigh_columns(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t first,
+                                 const struct attend_partial *partial, const struct unpacked *codes,
+                                 float scores[ATTEND_GROUP][TOKENS], struct weights *ret) {
+    const __m512 zero = _mm512_setzero_ps(), unit = _mm512_set1_ps(ATTEND_P_UNIT);
+    __m512 zeros[ATTEND_GROUP] = {zero, zero, zero, zero};
+    __m512 most = attend_softmax(columns, c0, n, first, partial, codes->scale_v, scores);
+    __mmask16 something = _mm512_cmp_ps_mask(most, _mm512_set1_ps(ATTEND_P_NOTHING), _CMP_GE_OQ);
+    __m512 inverse = _mm512_maskz_div_ps(something, unit, most), units = _mm512_maskz_div_ps(something, most, unit);
+#pragma GCC unroll 4
+    for (uint32_t m = 0; m < n; m++) {
+        __m512 column_inverse = ATTEND_OF_BLOCK(inverse, m);
+#pragma GCC unroll 4
         for (uint32_t i = 0; i < 4; i++) {
-            weight[i] = _mm512_mul_ps(weight[i], _mm512_loadu_ps(codes->scale_v + 16 * i));
-            top = _mm512_max_ps(top, weight[i]);
+            __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(scores[m] + 16 * i), column_inverse));
+            zeros[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(fixed), _mm512_loadu_ps(codes->zero_v + 16 * i), zeros[m]);
+            _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + 16 * i), _mm512_cvtepi32_epi16(fixed));
         }
-        most = _mm512_reduce_max_ps(top);
     }
-    if (most < ATTEND_P_NOTHING) {
-        memset(ret->fixed[m], 0, sizeof(ret->fixed[m]));
-        ret->unit[m] = ret->zeros[m] = 0;
-        return;
-    }
-    __m512 inverse = _mm512_set1_ps(ATTEND_P_UNIT / most), zeros = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < 4; i++) {
-        __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(weight[i], inverse));
-        zeros = _mm512_fmadd_ps(_mm512_cvtepi32_ps(fixed), _mm512_loadu_ps(codes->zero_v + 16 * i), zeros);
-        _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + 16 * i), _mm512_cvtepi32_epi16(fixed));
-    }
-    ret->unit[m] = most / ATTEND_P_UNIT;
-    ret->zeros[m] = _mm512_reduce_add_ps(zeros) * ret->unit[m];
+    attend_store_blocks(ret->unit, n, units);
+    attend_store_blocks(ret->zeros, n, _mm512_mul_ps(attend_fold(zeros, false), units));
 }
 
 struct value_sums { /* of four codes of a word: their masked bits are code * 4^i */
@@ -400,10 +441,8 @@ ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct 
         const __m512i zero = _mm512_setzero_si512();
         struct value_sums s0 = {zero, zero, zero, zero}, s1 = s0, s2 = s0, s3 = s0;
 #pragma GCC unroll 1
-        for (uint32_t pair = 0; pair < 32; pair += 4, ahead += 256) {
-            /* The codes of the page after the next, a line at a time: all at once they would wait for each other. */
-            for (uint32_t line = 0; line < 256; line += 64)
-                _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+        for (uint32_t pair = 0; pair < 32; pair += 4, ahead += 128) {
+            prefetch_lines(ahead);
             __m512i word0 = words[pair], word1 = words[pair + 1], word2 = words[pair + 2], word3 = words[pair + 3];
             if (w > 1) {
                 word0 = _mm512_srl_epi32(word0, shift);
@@ -438,17 +477,16 @@ ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct 
 ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
                                 uint32_t n, uint32_t w, const struct unpacked *codes,
                                 const struct attend_partial *partial) {
-    const uint8_t *ahead = page->ahead != NULL ? page->ahead : page->record;
+    const uint8_t *ahead = page->ahead != NULL && c0 == 0 ? page->ahead : page->record;
     float scores[ATTEND_GROUP][TOKENS];
     struct weights weights;
     if (columns->centred)
-        centre_scores(columns, page, c0, n, scores);
+        centre_scores(columns, c0, n, codes, scores);
 #pragma GCC unroll 1
-    for (uint32_t tile = 0; tile < 4; tile += 2)
-        score_tiles(columns, c0, n, w, tile, codes, scores);
-    for (uint32_t m = 0; m < n; m++)
-        weigh_column(columns, c0 + m, m, page, partial, codes, scores[m], &weights);
-    add_values(c0, n, w, codes, &weights, c0 == 0 ? ahead : page->record, partial);
+    for (uint32_t tile = 0; tile < 4; tile += 2) /* K is prefetched here, V below */
+        score_tiles(columns, c0, n, w, tile, codes, ahead + (size_t)256 * w * tile, scores);
+    weigh_columns(columns, c0, n, page->first, partial, codes, scores, &weights);
+    add_values(c0, n, w, codes, &weights, ahead + (size_t)1024 * w, partial);
 }
 
 ATTEND_INLINE void attend_block(const struct attend_columns *columns, const struct attend_page *page, uint32_t w,
@@ -476,6 +514,8 @@ static void packed(const struct attend_columns *columns, const struct attend_pag
     struct unpacked codes;
     for (uint32_t byte = 0; page->ahead != NULL && byte < OSCAR_SCALES_BYTES; byte += 64)
         _mm_prefetch((const char *)page->ahead + oscar_packed_scales_offset(columns->d) + byte, _MM_HINT_T0);
+    if (columns->centred)
+        gather_turn(columns, page, &codes);
     unpack_scales(page->record + oscar_packed_scales_offset(columns->d), page->rows, &codes);
     switch (columns->d) {
     case 64:

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The loops that attention on packed pages is measured against: the same records in the same order, but every element is
+ * dequantised to binary32, (code - zero) * scale, once a record for all heads of the group, and multiplied in floating point
+ * with the same instruction set. Written as well as we know how: codes come out of their words by a shift and a permutation of
+ * a table of four floats, no element is moved to another lane, keys are never stored, sums across a vector are taken for
+ * sixteen tokens together, the softmax is vectorised, the next records are prefetched.
+ */
+#ifndef OSCAR_TESTS_BENCH_KERNELS_DEQUANT_H
+#define OSCAR_TESTS_BENCH_KERNELS_DEQUANT_H
+
+#include "oscar/device.h"
+
+#define DEQUANT_MOST_GROUP 4U
+
+/* One decode row (item 0, one row) over packed pages that are all full; head size 64 or 128, group 1..4, no centre, FP16.
+ * q: rotated queries [query_heads][d], already times softmax_scale * log2(e); out: rotated outputs [query_heads][d]. */
+void dequant_attend_avx2(const struct oscar_attend_args *args, const float *q, float *out);
+void dequant_attend_avx512(const struct oscar_attend_args *args, const float *q, float *out);
+
+#endif
