@@ -85,7 +85,7 @@ struct loop {
     const struct loop_engine_ops *ops;
     void *engine;
     uint64_t now_ns;
-    bool stopped;
+    bool stopped, freed;
     uint64_t descriptors_received;
     void (*idle)(void *arg);
     void *idle_arg;

@@ -73,8 +73,10 @@ static void sources_reap(struct loop *loop) {
 void loop_free(struct loop *loop) {
     if (loop == NULL)
         return;
+    loop->freed = true;
     while (loop->links != NULL) {
-        loop_link_close(loop->links, false);
+        loop->links->closed = true; /* also one that is still sending */
+        loop_link_finish(loop->links);
     }
     while (loop->sources != NULL)
         loop_remove(loop, loop->sources);

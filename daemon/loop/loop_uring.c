@@ -45,7 +45,7 @@ static const struct {
     {IORING_OP_RECVMSG, "RECVMSG"},
     {IORING_OP_SENDMSG, "SENDMSG"},
     {IORING_OP_POLL_ADD, "POLL_ADD"},
-    {IORING_OP_POLL_REMOVE, "POLL_REMOVE"},
+    {IORING_OP_ASYNC_CANCEL, "ASYNC_CANCEL"},
 };
 
 static int setup_failed(int error, struct oscar_cause *cause) {
@@ -161,9 +161,11 @@ static int uring_watch(struct loop *loop, struct loop_source *source) {
 static void uring_unwatch(struct loop *loop, struct loop_source *source) {
     if (source->in_flight == 0)
         return;
+    /* Not POLL_REMOVE: that one fails while a wake-up is being handled, and a wake-up that finds nothing (somebody has
+     * read the eventfd) goes on waiting. A cancellation sticks. */
     struct io_uring_sqe *sqe = entry(loop, TAG_NONE, NULL);
     if (sqe != NULL)
-        PREPARE(sqe, io_uring_prep_poll_remove, (uint64_t)(uintptr_t)source | TAG_SOURCE);
+        PREPARE(sqe, io_uring_prep_cancel64, (uint64_t)(uintptr_t)source | TAG_SOURCE, 0);
 }
 
 static bool receive(struct loop *loop, struct loop_link *link) {
@@ -295,8 +297,10 @@ static int submit_and_wait(struct loop *loop, uint64_t deadline_ns) {
     loop_woken(loop);
     if (deadline_ns <= loop->now_ns && uring->inline_sends == 0)
         return io_uring_submit_and_get_events(ring);
-    /* The inline sends complete in any case; the one more is the event that is waited for. */
-    unsigned wait = uring->inline_sends + (deadline_ns > loop->now_ns && uring->queues_waiting == 0);
+    /* The inline sends complete in any case; the one more is the event that is waited for. (When the loop is freed
+     * there may be no such event any more: then the sends alone.) */
+    bool event = deadline_ns > loop->now_ns && uring->queues_waiting == 0 && !(loop->freed && uring->inline_sends > 0);
+    unsigned wait = uring->inline_sends + event;
     if (deadline_ns == LOOP_NO_DEADLINE || deadline_ns <= loop->now_ns)
         return io_uring_submit_and_wait(ring, wait);
     uint64_t wait_ns = deadline_ns - loop->now_ns;

@@ -100,6 +100,8 @@ static void answer(struct admin *admin, const uint8_t *bytes, size_t size) {
     reply.id = request.id;
     reply.verb = request.verb;
     if (r < 0) {
+        reply.verb =
+            OSCAR_ADMIN_VERSION; /* a reply has one; this is what a requester of another version needs to ask */
         reply.error = r;
         memcpy(reply.cause, cause.text, sizeof(reply.cause));
         admin->serve->counters.protocol_errors++;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -69,6 +71,17 @@ static int take_lock(struct endpoint *endpoint, struct oscar_cause *cause) {
     }
 }
 
+/* A killed process's io_uring lets go of its listening socket a moment later than the process itself goes. */
+static bool listener_lives(int connected) {
+    struct ucred listener;
+    socklen_t length = sizeof(listener);
+    if (getsockopt(connected, SOL_SOCKET, SO_PEERCRED, &listener, &length) < 0 || listener.pid <= 0)
+        return true; /* in a PID namespace that we do not see */
+    _cleanup_close_ int pidfd = (int)syscall(SYS_pidfd_open, listener.pid, 0);
+    struct pollfd exited = {.fd = pidfd, .events = POLLIN};
+    return pidfd < 0 ? errno != ESRCH : poll(&exited, 1, 0) != 1;
+}
+
 /* Something listens there although nobody holds the lock: a process that is not an oscard of this version. */
 static bool is_served(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -76,7 +89,9 @@ static bool is_served(const char *path) {
     static const int types[] = {SOCK_SEQPACKET, SOCK_STREAM};
     for (size_t i = 0; i < 2; i++) {
         _cleanup_close_ int fd = socket(AF_UNIX, types[i] | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 || errno == EAGAIN))
+        if (fd < 0)
+            continue;
+        if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? listener_lives(fd) : errno == EAGAIN)
             return true;
     }
     return false;

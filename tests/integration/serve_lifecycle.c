@@ -241,7 +241,8 @@ static void configuration_errors_exit_with_78_and_usage_with_64(void **state) {
 }
 
 /* What the default profile of a container does. */
-static void forbid_io_uring(void) {
+static void forbid_io_uring(const struct test_daemon *daemon) {
+    (void)daemon;
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),

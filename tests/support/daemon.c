@@ -67,7 +67,7 @@ __attribute__((noreturn)) static void exec_daemon(const struct test_daemon *daem
     close(log);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (daemon->before_exec != NULL)
-        daemon->before_exec();
+        daemon->before_exec(daemon);
     execv(PROGRAM, (char *const *)(void *)args);
     _exit(127);
 }
@@ -103,7 +103,8 @@ static void launch(struct test_daemon *daemon) {
     }
 }
 
-struct test_daemon *daemon_start_prepared(const char *const *extra_args, void (*before_exec)(void)) {
+struct test_daemon *daemon_start_prepared(const char *const *extra_args,
+                                          void (*before_exec)(const struct test_daemon *daemon)) {
     struct test_daemon *daemon = calloc(1, sizeof(*daemon));
     if (daemon == NULL)
         DIE("no memory");
@@ -161,11 +162,15 @@ static void remove_flat(const char *directory) {
     (void)rmdir(directory);
 }
 
+int daemon_terminate(struct test_daemon *daemon) {
+    if (kill(daemon->pid, SIGTERM) < 0)
+        DIE("kill: %m");
+    return await_exit(daemon);
+}
+
 void daemon_stop(struct test_daemon *daemon) {
     if (daemon->pid > 0) {
-        if (kill(daemon->pid, SIGTERM) < 0)
-            DIE("kill: %m");
-        int status = await_exit(daemon);
+        int status = daemon_terminate(daemon);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
             show_log(daemon);
             DIE("the daemon ended with status 0x%x", status);

@@ -20,16 +20,20 @@ struct test_daemon {
     int pidfd;
     int notify; /* where it says that it is ready */
     const char *const *extra_args;
-    void (*before_exec)(void); /* called in the child, after fork; NULL */
+    void (*before_exec)(const struct test_daemon *daemon); /* called in the child, after fork; NULL */
 };
 
 /* Starts the daemon and returns when it has said that it is ready. `extra_args` (flags, NULL at the end; or NULL)
  * outlive it. The budget is 256 MiB unless they say otherwise. */
 struct test_daemon *daemon_start(const char *const *extra_args);
-struct test_daemon *daemon_start_prepared(const char *const *extra_args, void (*before_exec)(void));
+struct test_daemon *daemon_start_prepared(const char *const *extra_args,
+                                          void (*before_exec)(const struct test_daemon *daemon));
 
 /* SIGTERM; the exit status must be 0 and the runtime directory empty. Frees it. */
 void daemon_stop(struct test_daemon *daemon);
+
+/* SIGTERM; returns the status as waitpid() has it. */
+int daemon_terminate(struct test_daemon *daemon);
 
 /* SIGKILL, and wait; then again from the same directory. */
 void daemon_kill(struct test_daemon *daemon);

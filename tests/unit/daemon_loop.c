@@ -338,10 +338,21 @@ static void close_while_operations_are_in_flight(void **state) {
         assert_int_equal(end.gone, 0);
         close(end.peer);
     }
-    struct end last;
-    end_open(fixture, &last);
+    struct end last[3];
+    for (unsigned i = 0; i < 3; i++)
+        end_open(fixture, &last[i]);
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(loop_link_send(last[1].link, OSCAR_RECORD_REPLY, payload, sizeof(payload), NULL, 0), 0);
     run_for(fixture, MILLISECOND);
-    close(last.peer); /* the loop is freed with the link open and its end pending */
+    /* The loop is freed with a link whose end is pending, one that flushes to nobody, and one with a record not yet
+     * sent. */
+    close(last[0].peer);
+    loop_link_close(last[1].link, true);
+    assert_int_equal(loop_link_send(last[2].link, OSCAR_RECORD_REPLY, payload, 4, NULL, 0), 0);
+    loop_free(fixture->loop);
+    fixture->loop = NULL;
+    close(last[1].peer);
+    close(last[2].peer);
 }
 
 static void a_flush_that_nobody_reads_ends_after_two_seconds(void **state) {
@@ -472,6 +483,24 @@ static void a_descriptor_closed_after_its_removal_is_not_watched(void **state) {
 
 static void count_idle(void *arg) { ((struct fixture *)arg)->seen++; }
 
+/* The descriptor is woken and emptied again between two turns: its watch must still end. */
+static void a_watch_ends_although_its_wake_up_came_to_nothing(void **state) {
+    struct fixture *fixture = *state;
+    for (unsigned i = 0; i < 50; i++) {
+        int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        uint64_t count = 1;
+        struct loop_source *source;
+        assert_int_equal(loop_watch(fixture->loop, event, never, NULL, &source), 0);
+        run_for(fixture, 1000);
+        assert_int_equal(write(event, &count, sizeof(count)), sizeof(count));
+        assert_int_equal(read(event, &count, sizeof(count)), sizeof(count));
+        loop_remove(fixture->loop, source);
+        close(event);
+    }
+    loop_free(fixture->loop); /* hangs if one is still in flight */
+    fixture->loop = NULL;
+}
+
 static void idle_is_called_once_a_turn(void **state) {
     struct fixture *fixture = *state;
     loop_on_idle(fixture->loop, count_idle, fixture);
@@ -524,6 +553,7 @@ int main(void) {
         UNDER_BOTH(a_disarmed_timer_stays_silent),
         UNDER_BOTH(a_watch_calls_as_long_as_there_is_something_to_read),
         UNDER_BOTH(a_descriptor_closed_after_its_removal_is_not_watched),
+        UNDER_BOTH(a_watch_ends_although_its_wake_up_came_to_nothing),
         UNDER_BOTH(idle_is_called_once_a_turn),
         UNDER_BOTH(a_stop_from_idle_does_not_wait_first),
         cmocka_unit_test(automatic_takes_an_engine_that_works),
