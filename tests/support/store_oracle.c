@@ -42,7 +42,8 @@ static void take(struct oracle *oracle, struct oracle_page *page) {
     page->used = false;
     oracle->pages--;
     /* What follows may have been pushed on by it. */
-    for (uint32_t at = (uint32_t)(page - oracle->page + 1) % ORACLE_SLOTS; oracle->page[at].used; at = (at + 1) % ORACLE_SLOTS) {
+    for (uint32_t at = (uint32_t)(page - oracle->page + 1) % ORACLE_SLOTS; oracle->page[at].used;
+         at = (at + 1) % ORACLE_SLOTS) {
         struct oracle_page moved = oracle->page[at];
         oracle->page[at].used = false;
         oracle->pages--;
@@ -70,8 +71,11 @@ static void follow_one(struct oracle *oracle, const struct oscar_event *event) {
         assert_int_equal(event->form, OSCAR_FORM_DENSE);
         if (parent)
             parent->children++;
-        add(oracle, &(struct oracle_page){
-                        .page = event->page, .parent = event->parent, .depth = event->depth, .form = event->form, .used = true});
+        add(oracle, &(struct oracle_page){.page = event->page,
+                                          .parent = event->parent,
+                                          .depth = event->depth,
+                                          .form = event->form,
+                                          .used = true});
         oracle->stored++;
         break;
     case OSCAR_EVENT_COMPRESSED:

@@ -242,8 +242,24 @@ static void take_updates(struct rig_seq *seq, uint32_t count, uint64_t fence) {
 }
 
 static void keep_tokens(struct rig_seq *seq, const uint32_t *tokens, uint32_t from, uint32_t count) {
+    if (seq->tags > from / OSCAR_PAGE_TOKENS)
+        seq->tags = from / OSCAR_PAGE_TOKENS;
     seq->tokens = realloc(seq->tokens, (from + count + 1) * sizeof *seq->tokens);
     memcpy(seq->tokens + from, tokens, count * sizeof *tokens);
+}
+
+/* What page `page` of the sequence must hold: it follows from the tokens up to its end. */
+static const struct oscar_digest *page_tag(struct rig_seq *seq, uint32_t page) {
+    if (page >= seq->tags) {
+        seq->tag = realloc(seq->tag, (page + 1) * sizeof *seq->tag);
+        for (; seq->tags <= page; seq->tags++) {
+            struct oscar_digest *tag = &seq->tag[seq->tags];
+            oscar_chain_digest(seq->tags ? tag - 1 : &seq->client->digest,
+                               seq->tokens + (size_t)seq->tags * OSCAR_PAGE_TOKENS, tag);
+            tag->bytes[0] &= 0x7f; /* never FAKE_NOT_FINITE */
+        }
+    }
+    return &seq->tag[page];
 }
 
 int rig_seq_open(struct rig_client *client, const uint32_t *tokens, uint32_t count, bool dense_tail,
@@ -306,15 +322,6 @@ int rig_seq_reserve(struct rig_seq *seq, uint32_t tokens) {
     return 0;
 }
 
-static void page_tag(const struct rig_seq *seq, uint32_t pages, struct oscar_digest *ret) {
-    struct oscar_digest parent = seq->client->digest;
-    for (uint32_t page = 0; page < pages; page++) {
-        oscar_chain_digest(&parent, seq->tokens + (size_t)page * OSCAR_PAGE_TOKENS, ret);
-        ret->bytes[0] &= 0x7f; /* never FAKE_NOT_FINITE */
-        parent = *ret;
-    }
-}
-
 int rig_seq_advance(struct rig_seq *seq, const uint32_t *tokens, uint32_t count) {
     put_tokens(seq->client, tokens, count);
     struct oscar_request request = {.verb = OSCAR_SEQ_ADVANCE, .seq_advance = {seq->handle, count, seq->fence + 2}};
@@ -323,9 +330,7 @@ int rig_seq_advance(struct rig_seq *seq, const uint32_t *tokens, uint32_t count)
         keep_tokens(seq, tokens, seq->committed, count);
         for (uint32_t page = seq->committed / OSCAR_PAGE_TOKENS; page < (seq->committed + count) / OSCAR_PAGE_TOKENS;
              page++) {
-            struct oscar_digest tag;
-            page_tag(seq, page + 1, &tag);
-            memcpy(rig_address(seq->client, seq->page[page]), tag.bytes, FAKE_TAG_BYTES);
+            memcpy(rig_address(seq->client, seq->page[page]), page_tag(seq, page), FAKE_TAG_BYTES);
         }
     }
     int r = rig_request(seq->client, &request, &reply);
@@ -412,6 +417,7 @@ void rig_seq_forget(struct rig_seq *seq) {
     free(seq->tokens);
     free(seq->page);
     free(seq->stale);
+    free(seq->tag);
     free(seq);
 }
 
@@ -420,22 +426,16 @@ enum oscar_form rig_seq_form(const struct rig_seq *seq, uint32_t page) {
     return oscar_page_ref_form(seq->page[page]);
 }
 
-void rig_seq_check(const struct rig_seq *seq) {
+void rig_seq_check(struct rig_seq *seq) {
     uint32_t full = seq->committed / OSCAR_PAGE_TOKENS;
-    struct oscar_digest *tag = calloc(full + 1, sizeof *tag), parent = seq->client->digest;
-    for (uint32_t page = 0; page < full; page++) {
-        oscar_chain_digest(&parent, seq->tokens + (size_t)page * OSCAR_PAGE_TOKENS, &tag[page]);
-        tag[page].bytes[0] &= 0x7f;
-        parent = tag[page];
-        if (memcmp(rig_address(seq->client, seq->page[page]), &tag[page], FAKE_TAG_BYTES) != 0)
+    for (uint32_t page = 0; page < full; page++)
+        if (memcmp(rig_address(seq->client, seq->page[page]), page_tag(seq, page), FAKE_TAG_BYTES) != 0)
             fail_msg("page %u of sequence 0x%llx holds another page", page, (unsigned long long)seq->handle);
-    }
     for (uint32_t i = 0; i < seq->stales; i++)
         if (seq->stale[i].page < full &&
-            memcmp(rig_address(seq->client, seq->stale[i].ref), &tag[seq->stale[i].page], FAKE_TAG_BYTES) != 0)
+            memcmp(rig_address(seq->client, seq->stale[i].ref), page_tag(seq, seq->stale[i].page), FAKE_TAG_BYTES) != 0)
             fail_msg("page %u of sequence 0x%llx was reused under a reader", seq->stale[i].page,
                      (unsigned long long)seq->handle);
-    free(tag);
 }
 
 uint32_t rig_probe(struct rig_client *client, const uint32_t *tokens, uint32_t count) {

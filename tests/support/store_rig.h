@@ -63,6 +63,8 @@ struct rig_seq {
     uint32_t pages; /* entries */
     struct rig_stale *stale;
     uint32_t stales;
+    struct oscar_digest *tag; /* what its full pages hold, as far as known */
+    uint32_t tags;
 };
 
 struct rig_options {
@@ -109,7 +111,7 @@ void rig_seq_close(struct rig_seq *seq, bool signal);
 /* The sequence's struct without a word to the store (its client is dead). */
 void rig_seq_forget(struct rig_seq *seq);
 /* Each page of the table and each left one that work in flight may still read holds the page of the sequence's tokens. */
-void rig_seq_check(const struct rig_seq *seq);
+void rig_seq_check(struct rig_seq *seq);
 /* Form of page `page` in its table. */
 enum oscar_form rig_seq_form(const struct rig_seq *seq, uint32_t page);
 uint8_t *rig_address(struct rig_client *client, oscar_page_ref ref);
