@@ -245,7 +245,8 @@ static void keep_tokens(struct rig_seq *seq, const uint32_t *tokens, uint32_t fr
     if (seq->tags > from / OSCAR_PAGE_TOKENS)
         seq->tags = from / OSCAR_PAGE_TOKENS;
     seq->tokens = realloc(seq->tokens, (from + count + 1) * sizeof *seq->tokens);
-    memcpy(seq->tokens + from, tokens, count * sizeof *tokens);
+    if (count > 0)
+        memcpy(seq->tokens + from, tokens, count * sizeof *tokens);
 }
 
 /* What page `page` of the sequence must hold: it follows from the tokens up to its end. */

@@ -14,14 +14,14 @@
 
 static struct rig rig;
 static struct rig_client *a, *b;
-static uint32_t tokens[12 * PAGE];
+static uint32_t tokens[20 * PAGE];
 
 static int setup(void **state) {
     (void)state;
     rig_open(&rig, &(struct rig_options){.max_sequences = 8, .max_leases = 4});
     a = rig_client_new(&rig, "g");
     b = rig_client_new(&rig, "g");
-    rig_tokens(1, 0, 12 * PAGE, tokens);
+    rig_tokens(1, 0, 20 * PAGE, tokens);
     return 0;
 }
 
