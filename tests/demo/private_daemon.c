@@ -139,7 +139,7 @@ int private_daemon_start(struct private_daemon *daemon) {
 }
 
 int private_daemon_stop(struct private_daemon *daemon) {
-    int status;
+    int status = -1;
     if (daemon->process.pid == 0)
         return -1; /* it never started, and that was said */
     if (worker_signal(&daemon->process, SIGTERM) == 0 && worker_wait(&daemon->process, STOP_MS, &status) == 0 &&
@@ -147,7 +147,7 @@ int private_daemon_stop(struct private_daemon *daemon) {
         worker_end(&daemon->process);
         return 0;
     }
-    fprintf(stderr, "demo: the daemon did not end well on SIGTERM\n");
+    fprintf(stderr, "demo: the daemon did not end well on SIGTERM (status %#x)\n", status);
     show_log(daemon);
     return -1;
 }
