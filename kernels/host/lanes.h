@@ -40,6 +40,7 @@
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vw __attribute__((vector_size(4 * LANES)));
 typedef int16_t vs __attribute__((vector_size(4 * LANES))); /* twice as many 16-bit integers */
 typedef uint16_t vu __attribute__((vector_size(4 * LANES)));
 
@@ -193,11 +194,11 @@ LANES_INLINE vf vf_from_bf16(const uint16_t *from) { return vf_from_bits(vi_load
 
 /* Round to nearest even in integers: hardware BF16 conversions flush subnormals. A NaN becomes a quiet NaN. */
 LANES_INLINE vi vf_to_bf16_bits(vf value) {
-    vi bits = vf_bits(value);
-    vi nan = (bits & 0x7FFFFFFF) > vi_set(0x7F800000);
-    vi rounded = bits + 0x7FFF + ((bits >> 16) & 1);
-    vi kept = bits | 0x400000;
-    return (((rounded & ~nan) | (kept & nan)) >> 16) & 0xFFFF;
+    vw bits = (vw)value;
+    vw nan = (vw)((bits & 0x7FFFFFFFU) > (vw)vi_set(0x7F800000));
+    vw rounded = bits + 0x7FFFU + ((bits >> 16) & 1U);
+    vw kept = bits | 0x400000U;
+    return (vi)(((rounded & ~nan) | (kept & nan)) >> 16);
 }
 
 #endif

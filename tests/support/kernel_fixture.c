@@ -207,6 +207,9 @@ void kernel_row_fill(struct kernel_random *random, enum kernel_row_kind kind, ui
                 ret_row[j] = (uint16_t)kernel_random_next(random);
             while (!(fabsf(oscar_bf16_to_float(ret_row[j])) <= OSCAR_MAX_ROW_MAGNITUDE));
             continue;
+        case KERNEL_ROW_ONE_SIGN:
+            value = chosen % 2 ? fabs(value) : -fabs(value);
+            break;
         case KERNEL_ROW_ONE_MAGNITUDE:
             value = size * sign(random);
             break;
@@ -229,4 +232,16 @@ uint8_t *kernel_dense_page(struct kernel_random *random, const struct oscar_geom
         kernel_row_fill(random, kind, geometry->head_dim, (uint16_t *)(page + at));
     }
     return page;
+}
+
+int32_t kernel_pack_page(enum host_level level, const struct oscar_geometry *geometry,
+                         const struct oscar_calibration *calibration, const uint8_t *dense, uint64_t position,
+                         uint8_t *packed) {
+    struct host_pool *pool;
+    int32_t status = 12345;
+    struct oscar_pack_item item = {.dense = dense, .packed = packed, .position = position, .status = &status};
+    assert_int_equal(host_pool_open(1, &pool, NULL), 0);
+    assert_int_equal(host_pack(pool, level, geometry, calibration, &item, 1), 0);
+    host_pool_close(pool);
+    return status;
 }

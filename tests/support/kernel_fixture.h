@@ -60,11 +60,17 @@ enum kernel_row_kind {
     KERNEL_ROW_ONE_HUGE,
     KERNEL_ROW_POWERS,        /* random exponents over the whole range */
     KERNEL_ROW_ONE_MAGNITUDE, /* random signs */
+    KERNEL_ROW_ONE_SIGN,
     KERNEL_ROW_KINDS,
 };
 void kernel_row_fill(struct kernel_random *random, enum kernel_row_kind kind, uint32_t d, uint16_t *ret_row);
 /* A dense page of such rows, 64-byte aligned; the caller frees it. */
 uint8_t *kernel_dense_page(struct kernel_random *random, const struct oscar_geometry *geometry, bool adversarial);
+
+/* Packs one page on one thread and returns its status. */
+int32_t kernel_pack_page(enum host_level level, const struct oscar_geometry *geometry,
+                         const struct oscar_calibration *calibration, const uint8_t *dense, uint64_t position,
+                         uint8_t *packed);
 
 /* Three entries of a test array, one a level; the test's state is the level's number. */
 #define KERNEL_LEVEL_TESTS(function)                                                                                   \

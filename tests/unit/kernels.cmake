@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 set(kernel_fixture ${PROJECT_SOURCE_DIR}/tests/support/kernel_fixture.c)
+oscar_test(kernels_codec SOURCES kernels_codec.c ${kernel_fixture} LIBS oscar_kernels)
 oscar_test(kernels_pack SOURCES kernels_pack.c ${kernel_fixture} LIBS oscar_kernels)
 oscar_test(kernels_store SOURCES kernels_store.c ${kernel_fixture} LIBS oscar_kernels)
 oscar_test(kernels_memory SOURCES kernels_memory.c ${kernel_fixture} LIBS oscar_kernels)
