@@ -36,7 +36,7 @@ static void bytes_add_up(void **state) {
     oscar_admin_reply_free(&metrics);
 }
 
-static void a_full_cache_evicts_steadily_and_never_says_no_space(void **state) {
+static void a_full_cache_evicts_steadily_and_refuses_nobody_for_long(void **state) {
     struct e2e_worker worker;
     e2e_worker_open(&worker, e2e_socket(*state), "long lived");
     int64_t evictions = 0;
@@ -158,7 +158,7 @@ static int stop(void **state) { return e2e_stop(state); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_full_cache_evicts_steadily_and_never_says_no_space, start, stop),
+        cmocka_unit_test_setup_teardown(a_full_cache_evicts_steadily_and_refuses_nobody_for_long, start, stop),
         cmocka_unit_test_setup_teardown(no_space_is_said_only_when_all_is_in_use_and_passes, start, stop),
         cmocka_unit_test_setup_teardown(a_lease_keeps_its_pages_however_long_others_press, start, stop),
         cmocka_unit_test_setup_teardown(a_storm_of_probes_pins_nothing, start, stop),

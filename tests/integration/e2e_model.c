@@ -223,8 +223,30 @@ int e2e_try_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struc
     return 0;
 }
 
+struct extension {
+    struct e2e_worker *worker;
+    struct oscar_seq *seq;
+    const struct text *text;
+    uint32_t to;
+};
+
+static bool has_extended(void *argument) {
+    const struct extension *extension = argument;
+    return e2e_try_extend(extension->worker, extension->seq, extension->text, extension->to) == 0;
+}
+
+static bool has_sealed(void *argument) {
+    const struct extension *extension = argument;
+    MUST(oscar_seq_advance(extension->seq, NULL, NULL, 0));
+    return e2e_info(extension->seq).sealed_tokens == extension->to / OSCAR_PAGE_TOKENS * OSCAR_PAGE_TOKENS;
+}
+
 void e2e_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to) {
-    MUST(e2e_try_extend(worker, seq, text, to));
+    struct extension extension = {worker, seq, text, to};
+    if (!wait_until(has_extended, &extension, SETTLE_MS))
+        e2e_fail("no space for %u tokens, however long one waits", to);
+    if (!wait_until(has_sealed, &extension, SETTLE_MS))
+        e2e_fail("%u of %u tokens are sealed", e2e_info(seq).sealed_tokens, to);
 }
 
 struct settling {

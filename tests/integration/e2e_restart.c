@@ -2,7 +2,6 @@
 /* Starting again after the worst, and two daemons on one host. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -36,6 +35,7 @@ static unsigned entries_of(const char *path) {
 
 static int write_for_ever(struct line_pipe *pipe, void *argument) {
     e2e_child();
+    fclose(stderr); /* it will lose its daemon, which is no news */
     struct e2e_worker worker;
     e2e_worker_open(&worker, argument, "writer");
     for (uint64_t seed = 1;; seed++) {
@@ -155,9 +155,8 @@ static void two_daemons_at_two_sockets_know_nothing_of_each_other(void **state) 
 }
 
 /* In the child, still root: gives the daemon's directory away and becomes another user. */
-static void become_another_user(void) {
-    char *base = strdup(getenv("NOTIFY_SOCKET")); /* lies in the directory */
-    if (chown(base, OTHER_USER, OTHER_USER) < 0 || chown(dirname(base), OTHER_USER, OTHER_USER) < 0 ||
+static void become_another_user(const struct test_daemon *daemon) {
+    if (chown(daemon->base, OTHER_USER, OTHER_USER) < 0 || chown(getenv("NOTIFY_SOCKET"), OTHER_USER, OTHER_USER) < 0 ||
         setgid(OTHER_USER) < 0 || setuid(OTHER_USER) < 0)
         _exit(126);
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* lost with the old user */
