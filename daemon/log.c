@@ -19,7 +19,6 @@
 #include "proto/text.h"
 
 #define LOG_LINE_BYTES 4096U /* PIPE_BUF: a line goes into a pipe whole or not at all */
-#define LOG_LIMIT_LINES 10U
 #define LOG_LIMIT_SPAN_NS UINT64_C(10000000000)
 
 static const struct {
@@ -227,7 +226,7 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint64_t *ret_supp
         limit->span_start_ns = now_ns;
         limit->lines = 0;
     }
-    if (limit->lines >= LOG_LIMIT_LINES) {
+    if (limit->lines >= limit->lines_max) {
         limit->suppressed++;
         return false;
     }

@@ -52,12 +52,17 @@ void log_write(enum log_level level, const char *event, const struct log_field *
 #define log_info(...) log_event(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...) log_event(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
-/* Keeps one kind of event that a client can cause at will from flooding the log: a few lines in each span of time. */
+/* Keeps one kind of event that a client can cause at will from flooding the log: so many lines in ten seconds. */
 struct log_limit {
+    uint32_t lines_max;
     uint64_t span_start_ns;
     uint32_t lines;
     uint64_t suppressed;
 };
+/* The last field of such a line: how many like it were held back before; nothing if none. */
+static inline struct log_field log_suppressed(uint64_t lines) {
+    return (struct log_field){.key = lines > 0 ? "suppressed" : NULL, .number = (int64_t)lines};
+}
 /* True when a line may be written now; then *ret_suppressed lines of its kind were held back before it. */
 bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint64_t *ret_suppressed);
 

@@ -20,8 +20,7 @@ static void accept_pause(struct serve *serve, int error) {
     uint64_t suppressed;
     if (log_limit_pass(&serve->accept_failures, loop_now_ns(serve->loop), &suppressed))
         log_warning("client cannot be accepted, trying again", log_text("cause", strerror(error)),
-                    log_text("remedy", "raise LimitNOFILE= or ulimit -n"),
-                    log_number("suppressed", (int64_t)suppressed));
+                    log_text("remedy", "raise LimitNOFILE= or ulimit -n"), log_suppressed(suppressed));
     loop_remove(serve->loop, serve->listener_watch);
     serve->listener_watch = NULL;
     loop_timer_set(serve->loop, serve->listener_retry, loop_now_ns(serve->loop) + ACCEPT_RETRY_NS);

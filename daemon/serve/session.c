@@ -51,8 +51,10 @@ static void end_connection(struct session *session, const char *why, bool flush)
         serve->refused--;
     else
         serve->connections--;
-    log_info("client gone", log_number("session", (int64_t)session->id), log_number("pid", session->peer.pid),
-             log_text("why", why));
+    uint64_t suppressed;
+    if (session->client != NULL && log_limit_pass(&serve->departures, loop_now_ns(serve->loop), &suppressed))
+        log_info("client gone", log_number("session", (int64_t)session->id), log_number("pid", session->peer.pid),
+                 log_text("why", why), log_suppressed(suppressed));
     loop_link_close(session->link, flush);
     session->link = NULL;
     models_forget(session);
@@ -109,7 +111,7 @@ static void log_violation(struct session *session, const struct oscar_cause *cau
     if (log_limit_pass(&serve->violations, loop_now_ns(serve->loop), &suppressed))
         log_warning("client broke the protocol", log_number("session", (int64_t)session->id),
                     log_number("pid", session->peer.pid), log_number("uid", session->peer.uid),
-                    log_text("cause", cause->text), log_number("suppressed", (int64_t)suppressed));
+                    log_text("cause", cause->text), log_suppressed(suppressed));
 }
 
 void session_violation(struct session *session, const struct oscar_request *request, int error,
@@ -150,7 +152,7 @@ static void log_refusal(struct serve *serve, const struct peer *peer, const char
     uint64_t suppressed;
     if (log_limit_pass(&serve->refusals, loop_now_ns(serve->loop), &suppressed))
         log_warning("client refused", log_number("pid", peer->pid), log_number("uid", peer->uid),
-                    log_text("cause", what), log_number("suppressed", (int64_t)suppressed));
+                    log_text("cause", what), log_suppressed(suppressed));
 }
 
 static int session_new(struct serve *serve, int socket, const struct peer *peer, struct session **ret) {

@@ -77,7 +77,7 @@ struct serve {
 
     struct admin *admin;
     struct serve_counters counters;
-    struct log_limit violations, refusals, accept_failures;
+    struct log_limit arrivals, departures, violations, refusals, accept_failures;
     bool draining;
     uint8_t payload[OSCAR_MAX_RECORD_PAYLOAD_BYTES];
 };

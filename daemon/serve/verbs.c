@@ -34,9 +34,11 @@ static int greet(struct session *session, const struct oscar_request *request, s
     memcpy(session->client_name, request->hello.client_name, sizeof(session->client_name));
     session->state = SESSION_READY;
     serve->counters.hellos++;
-    log_info("client connected", log_number("session", (int64_t)session->id), log_text("name", session->client_name),
-             log_number("pid", session->peer.pid), log_number("uid", session->peer.uid),
-             log_text("tenant", session->tenant));
+    uint64_t suppressed;
+    if (log_limit_pass(&serve->arrivals, loop_now_ns(serve->loop), &suppressed))
+        log_info("client connected", log_number("session", (int64_t)session->id),
+                 log_text("name", session->client_name), log_number("pid", session->peer.pid),
+                 log_number("uid", session->peer.uid), log_text("tenant", session->tenant), log_suppressed(suppressed));
     return 0;
 }
 

@@ -38,7 +38,7 @@ static struct dense_entry *first_unpublished(const struct seq *seq) {
 }
 
 uint32_t seal_reach(const struct seq *seq) {
-    const struct dense_entry *entry = first_unpublished(seq), *end = seq->dense + seq->denses;
+    const struct dense_entry *entry = first_unpublished(seq), *end = entry ? seq->dense + seq->denses : NULL;
     uint32_t reach = seq->path_pages;
     if (seq->failure == 0)
         for (; entry && entry < end && entry->kind != DENSE_TAIL; entry++)
@@ -48,7 +48,7 @@ uint32_t seal_reach(const struct seq *seq) {
 
 void seal_start(struct seq *seq) {
     struct store *store = seq->client->store;
-    struct dense_entry *entry = first_unpublished(seq), *end = seq->dense + seq->denses;
+    struct dense_entry *entry = first_unpublished(seq), *end = entry ? seq->dense + seq->denses : NULL;
     if (!entry || seq->failure != 0)
         return;
     while (entry < end && (entry->kind == DENSE_INSPECT || entry->kind == DENSE_INSPECTED))

@@ -160,7 +160,7 @@ static void one_client_too_many_is_refused_in_words(void **state) {
         close(crowd[i]);
     close(second);
     /* The place is free as soon as the daemon has seen the end. */
-    daemon_log_wait(daemon, "client gone session=2");
+    daemon_log_wait(daemon, "client gone session=2 ");
     second = peer_connect_greeted(daemon->socket, "again");
     assert_true(second >= 0);
     close(second);

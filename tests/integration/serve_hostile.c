@@ -17,6 +17,7 @@
 struct fixture {
     struct test_daemon *daemon;
     int bystander;
+    unsigned baseline; /* descriptors of the daemon with only the bystander connected */
 };
 
 enum stage { NEW, READY };
@@ -155,14 +156,13 @@ static void handles_that_are_none_are_answered_and_the_connection_goes_on(void *
 }
 
 static void wait_for_descriptors(const struct test_daemon *daemon, unsigned baseline) {
-    for (int i = 0; i < 500 && daemon_descriptors(daemon) != baseline; i++)
+    for (int i = 0; i < 500 && daemon_descriptors(daemon) > baseline; i++)
         poll(NULL, 0, 10);
-    assert_int_equal(daemon_descriptors(daemon), baseline);
+    assert_true(daemon_descriptors(daemon) <= baseline);
 }
 
 static void descriptors_nobody_asked_for_are_closed(void **state) {
     const struct fixture *fixture = *state;
-    unsigned baseline = daemon_descriptors(fixture->daemon);
     int fds[253];
     for (unsigned i = 0; i < 253; i++)
         fds[i] = STDIN_FILENO;
@@ -188,7 +188,7 @@ static void descriptors_nobody_asked_for_are_closed(void **state) {
             expect_end(fixture, fd);
         }
     }
-    wait_for_descriptors(fixture->daemon, baseline);
+    wait_for_descriptors(fixture->daemon, fixture->baseline);
 }
 
 static void a_flood_of_violations_does_not_flood_the_log(void **state) {
@@ -221,6 +221,7 @@ static int start(void **state) {
     static struct fixture fixture;
     fixture.daemon = daemon_start(NULL);
     fixture.bystander = peer_connect_greeted(fixture.daemon->socket, "bystander");
+    fixture.baseline = daemon_descriptors(fixture.daemon);
     *state = &fixture;
     return fixture.bystander < 0;
 }

@@ -14,6 +14,8 @@
 #include "tests/support/daemon.h"
 #include "tests/support/peer.h"
 
+static unsigned baseline; /* descriptors of the daemon before the first client */
+
 static double now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -88,7 +90,6 @@ static void stopped_peers_mid_handshake_cost_others_nothing(void **state) {
 
 static void a_killed_client_is_noticed_at_once(void **state) {
     const struct test_daemon *daemon = *state;
-    unsigned baseline = daemon_descriptors(daemon);
     for (unsigned i = 0; i < 10; i++) {
         pid_t pid = child(connect_and_greet, daemon->socket);
         char line[64];
@@ -98,9 +99,9 @@ static void a_killed_client_is_noticed_at_once(void **state) {
         snprintf(line, sizeof(line), "pid=%d why", (int)pid);
         daemon_log_wait(daemon, line);
     }
-    for (int i = 0; i < 500 && daemon_descriptors(daemon) != baseline; i++)
+    for (int i = 0; i < 500 && daemon_descriptors(daemon) > baseline; i++)
         poll(NULL, 0, 10);
-    assert_int_equal(daemon_descriptors(daemon), baseline);
+    assert_true(daemon_descriptors(daemon) <= baseline);
 }
 
 /* Connects, then forks a child that keeps the socket. */
@@ -152,6 +153,7 @@ static void a_client_that_is_silent_is_left_alone(void **state) {
 
 static int start(void **state) {
     *state = daemon_start(NULL);
+    baseline = daemon_descriptors(*state);
     return 0;
 }
 
