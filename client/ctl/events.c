@@ -125,7 +125,7 @@ static int follow(const struct ctl *ctl, struct admin_subscription *subscription
 static void cleanup_subscription(struct admin_subscription **subscription) { admin_unsubscribe(*subscription); }
 
 int ctl_events(const struct ctl *ctl, struct oscar_cause *cause) {
-    struct position at;
+    struct position at = {0, 0};
     if (ctl->snapshot)
         return take_snapshot(ctl, true, &at, cause);
     _cleanup_(cleanup_subscription) struct admin_subscription *subscription = NULL;

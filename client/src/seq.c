@@ -91,7 +91,7 @@ static int check_open_reply(const struct oscar_reply *reply, uint32_t count) {
 
 /* Tokens are kept for as long as somebody else's computation of them can be waited for. */
 static int keep_tokens(struct oscar_seq *seq, const uint32_t *tokens, uint32_t count) {
-    if (seq->in_flight <= seq->hit)
+    if (tokens == NULL || seq->in_flight <= seq->hit)
         return 0;
     seq->open_tokens = malloc((size_t)count * sizeof(*tokens));
     if (seq->open_tokens == NULL)
@@ -102,7 +102,7 @@ static int keep_tokens(struct oscar_seq *seq, const uint32_t *tokens, uint32_t c
 }
 
 static int take_open(struct oscar_model *model, struct oscar_call **call, const uint32_t *tokens, uint32_t count,
-                     struct oscar_seq **ret) {
+                     uint64_t updates_seen, struct oscar_seq **ret) {
     const struct oscar_reply reply = (*call)->reply;
     int r = check_open_reply(&reply, count);
     if (r < 0)
@@ -114,6 +114,7 @@ static int take_open(struct oscar_model *model, struct oscar_call **call, const 
     uint32_t hit_pages = reply.seq_open.hit_tokens / OSCAR_PAGE_TOKENS;
     seq->hit = seq->committed = seq->told = seq->reserved = seq->sealed = reply.seq_open.hit_tokens;
     seq->in_flight = reply.seq_open.in_flight_tokens;
+    seq->updates_seen = updates_seen;
     r = oscar_pages_update(&seq->pages, seq->closing->update, seq->closing->updates, hit_pages, hit_pages, NULL);
     if (r == 0 && seq->pages.valid < hit_pages)
         r = oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL, "seq_open: %" PRIu32 " pages for a hit of %" PRIu32,
@@ -156,14 +157,7 @@ int oscar_seq_open(struct oscar_model *model, const uint32_t *tokens, uint32_t c
     r = oscar_call_window(call, tokens, count, deadline);
     if (r == 0)
         r = oscar_call_run(call, deadline);
-    struct oscar_seq *seq;
-    if (r == 0)
-        r = take_open(model, &call, tokens, count, &seq);
-    if (r < 0)
-        return r;
-    seq->updates_seen = seen;
-    *ret_seq = seq;
-    return 0;
+    return r < 0 ? r : take_open(model, &call, tokens, count, seen, ret_seq);
 }
 
 /* --- one request at a time ---------------------------------------------------------------------------------------- */

@@ -49,7 +49,7 @@ const uint32_t *scene_tokens(uint32_t seed, uint32_t count); /* until the next c
 float *scene_rows(uint32_t seed, uint32_t layer, unsigned side, uint32_t first, uint32_t count);
 /* The same for queries [count][QUERY_HEADS][HEAD_DIM]. */
 float *scene_queries(uint32_t seed, uint32_t layer, uint32_t first, uint32_t count);
-uint16_t *scene_bf16(const float *values, size_t count); /* malloced */
+uint16_t *scene_bf16(const float *from, size_t count); /* malloced */
 
 struct oscar_seq *scene_seq(struct scene *scene, uint32_t seed, uint32_t count, uint32_t flags);
 struct oscar_seq_info scene_info(const struct oscar_seq *seq);
