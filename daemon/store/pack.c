@@ -169,8 +169,6 @@ void pack_finished(struct pool_job *job) {
         page_finished(pack, i);
     pack->store->pack_running--;
     LIST_REMOVE(pack, in_store);
-    struct seq *seq;
-    LIST_FOREACH(seq, &pack->model->seqs, in_model)
-    seq_notice(seq);
+    pack->model->has_new_forms = true;
     free(pack);
 }

@@ -59,6 +59,7 @@ struct store_model {
     struct share shared[OSCAR_FORMS]; /* of sink and packed chunks; the dense entry is unused */
     uint32_t nodes;                   /* pages of it, found or not */
     uint32_t clients;                 /* that have it open */
+    bool has_new_forms;               /* pages were packed: sequences that read them dense are to be told */
     LIST_HEAD(seq_list, seq) seqs;
 };
 

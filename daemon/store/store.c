@@ -52,6 +52,18 @@ int store_new(const struct store_options *options, struct store **ret, struct os
     return 0;
 }
 
+static void tell_new_forms(struct store *store) {
+    for (uint32_t i = 0; i < store->models.capacity; i++) {
+        struct store_model *model = model_at(store, i);
+        if (!model || !model->has_new_forms)
+            continue;
+        model->has_new_forms = false;
+        struct seq *seq;
+        LIST_FOREACH(seq, &model->seqs, in_model)
+        seq_notice(seq);
+    }
+}
+
 static void take_finished(struct store *store) {
     for (struct pool_job *job = pool_take(store->pool), *next; job; job = next) {
         next = job->next;
@@ -60,6 +72,7 @@ static void take_finished(struct store *store) {
         else
             pack_finished(job);
     }
+    tell_new_forms(store);
 }
 
 void store_free(struct store *store) {

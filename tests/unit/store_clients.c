@@ -128,6 +128,21 @@ static void fences_are_even_and_grow(void **state) {
     rig_seq_close(seq, true);
 }
 
+static void a_counter_that_is_used_again_begins_at_zero(void **state) {
+    (void)state;
+    rig.verify = false;
+    bool used[OSCAR_FENCE_SLOTS] = {false};
+    for (uint32_t i = 0; i < OSCAR_FENCE_SLOTS + 100; i++) {
+        struct rig_seq *seq = open_seq(a, 0);                            /* looks at the counter */
+        assert_int_equal(used[seq->fence_slot], i >= OSCAR_FENCE_SLOTS); /* a freed one rests for as long as possible */
+        used[seq->fence_slot] = true;
+        rig_seq_close(seq, true);
+        rig_poll(&rig);
+    }
+    rig.verify = true;
+    rig_verify(&rig);
+}
+
 static void a_connection_has_so_many_sequences_and_leases(void **state) {
     (void)state;
     struct rig_seq *seq[9] = {NULL};
@@ -361,6 +376,7 @@ int main(void) {
         TEST(stale_and_foreign_handles_are_refused),
         TEST(counts_are_bounded_before_the_window_is_read),
         TEST(fences_are_even_and_grow),
+        TEST(a_counter_that_is_used_again_begins_at_zero),
         TEST(a_connection_has_so_many_sequences_and_leases),
         TEST(a_lease_pins_its_hit_until_it_is_closed),
         TEST(a_lease_moves_to_a_client_of_its_group_only),

@@ -122,6 +122,7 @@ static void a_promise_that_is_given_up_wakes_those_who_wait(void **state) {
             uint32_t other[2 * PAGE];
             rig_tokens(99, 0, 2 * PAGE, other);
             assert_int_equal(rig_seq_compute(first, other, 2 * PAGE), 0);
+            assert_non_null(rig_answered(b, 0));
             rig_seq_close(first, true);
         } else if (how == 2) { /* fails */
             assert_int_equal(rig_seq_reserve(first, PAGE), 0);
@@ -298,6 +299,25 @@ static void a_parked_fork_is_given_up_by_the_next_use_of_the_window(void **state
     rig_seq_close(parent, true);
 }
 
+static void a_sequence_that_goes_on_is_forked_at_its_new_length_only(void **state) {
+    (void)state;
+    struct rig_seq *parent = open_seq(a, 0), *child = NULL;
+    assert_int_equal(rig_seq_reserve(parent, 4 * PAGE), 0);
+    assert_int_equal(rig_seq_advance(parent, tokens, 3 * PAGE), 0);
+    assert_int_equal(rig_seq_fork(parent, &child), OSCAR_PARKED);
+    uint64_t id = a->request_id;
+    assert_int_equal(rig_seq_advance(parent, tokens + 3 * PAGE, 5), 0);
+    assert_int_equal(rig_answered(a, id)->error, OSCAR_ERR_STATE);
+    rig_seq_signal(parent);
+    rig_settle(&rig);
+    assert_int_equal(a->answers, 1); /* no late answer of the old length */
+    assert_int_equal(rig_seq_fork(parent, &child), 0);
+    assert_int_equal(child->committed, 3 * PAGE + 5);
+    rig_seq_check(child);
+    rig_seq_close(child, true);
+    rig_seq_close(parent, true);
+}
+
 static void a_fork_for_which_there_is_no_room_changes_nothing(void **state) {
     (void)state;
     teardown(state);
@@ -336,6 +356,7 @@ int main(void) {
         TEST(a_fork_copies_what_its_parent_has_dense_to_itself),
         TEST(a_fork_waits_for_what_its_parent_has_not_sealed),
         TEST(a_parked_fork_is_given_up_by_the_next_use_of_the_window),
+        TEST(a_sequence_that_goes_on_is_forked_at_its_new_length_only),
         TEST(a_fork_for_which_there_is_no_room_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
