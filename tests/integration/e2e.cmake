@@ -12,7 +12,7 @@ target_compile_definitions(oscar_e2e PRIVATE OSCAR_BUILD_DIR="${PROJECT_BINARY_D
 add_dependencies(oscar_e2e oscard)
 
 foreach(subject
-    bad_input death fence flush full identity large_pool partial restart share soak stopped)
+    bad_input death events fence flush full identity large_pool partial restart share soak stopped)
   oscar_test(e2e_${subject} LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
 endforeach()
 

@@ -52,6 +52,21 @@ int e2e_stop(void **state) {
 const char *e2e_socket(const struct test_daemon *daemon) { return daemon->socket; }
 const char *e2e_calibrations(void) { return calibrations; }
 
+int64_t e2e_descriptors(const struct test_daemon *daemon) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
+    DIR *directory = opendir(path);
+    int64_t count = 0;
+    REQUIRE(directory != NULL);
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        char target[128] = "";
+        if (entry->d_name[0] != '.' && readlinkat(dirfd(directory), entry->d_name, target, sizeof(target) - 1) >= 0)
+            count += strstr(target, "memfd:oscar-chunk") == NULL;
+    }
+    closedir(directory);
+    return count;
+}
+
 static struct oscar_admin_reply ask(const struct test_daemon *daemon, enum oscar_admin_verb verb) {
     struct oscar_admin_request request = {.id = 1, .verb = verb};
     struct oscar_admin_reply reply;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Workers that are killed: at every step of the protocol, and with work in flight. Nothing of theirs stays, nobody else notices. */
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -105,22 +104,6 @@ static int walk(struct line_pipe *pipe, void *argument) {
     return stop_here(pipe);
 }
 
-/* Chunks are not counted: they stay with the pages that the dead have left in the cache. */
-static int64_t descriptors_but_chunks(const struct test_daemon *daemon) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
-    DIR *directory = opendir(path);
-    int64_t count = 0;
-    assert_non_null(directory);
-    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        char target[128] = "";
-        if (entry->d_name[0] != '.' && readlinkat(dirfd(directory), entry->d_name, target, sizeof(target) - 1) >= 0)
-            count += strstr(target, "memfd:oscar-chunk") == NULL;
-    }
-    closedir(directory);
-    return count;
-}
-
 struct baseline {
     const struct test_daemon *daemon;
     int64_t clients, sequences, leases, quarantined;
@@ -134,7 +117,7 @@ static struct baseline take_baseline(const struct test_daemon *daemon) {
                            e2e_metric_of(&metrics, "oscar_sequences"),
                            e2e_metric_of(&metrics, "oscar_leases"),
                            e2e_metric_of(&metrics, E2E_QUARANTINED),
-                           descriptors_but_chunks(daemon)};
+                           e2e_descriptors(daemon)};
     oscar_admin_reply_free(&metrics);
     return now;
 }
