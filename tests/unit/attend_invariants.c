@@ -90,11 +90,11 @@ static void the_number_of_threads_does_not_change_a_bit(void **unused) {
 /* An item's result is its own: neither the rest of the batch nor waves of blocks move a bit. */
 static void a_batch_gives_each_item_what_it_gets_alone(void **unused) {
     (void)unused;
-    struct fixture_options options = options_of(128, 4);
+    struct fixture_options options = options_of(64, 16);
     options.kv_heads = 1;
     struct fixture *fixture = fixture_open(&state, &options, 128);
     fixture_add(fixture, &state, 5000, 1);
-    fixture_add(fixture, &state, 4300, 4200); /* more blocks than one wave takes */
+    fixture_add(fixture, &state, 1100, 1060); /* more blocks than one wave takes */
     fixture_add(fixture, &state, 129, 2);
     enum host_level level = host_level_best();
     struct outputs together = run(fixture, 2, level);
