@@ -46,9 +46,9 @@ static int chunk_verify(const struct chunk *chunk, struct oscar_cause *cause) {
 
     bool listed = false;
     const struct chunk *other;
-    if (chunk->share)
-        TAILQ_FOREACH(other, &chunk->share->open, in_share)
-    listed |= other == chunk;
+    if (chunk->share) {
+        TAILQ_FOREACH(other, &chunk->share->open, in_share) { listed |= other == chunk; }
+    }
     if (listed != (chunk->share && unused > 0))
         return oscar_fail(cause, OSCAR_ERR_CORRUPT, "chunk %u of form %u with %u free slots is %s its share's list",
                           chunk->index, arena->form, unused, listed ? "in" : "not in");

@@ -230,8 +230,9 @@ void flight_poll(struct store *store, uint64_t now_ns) {
 uint64_t store_next_deadline(const struct store *store) {
     uint64_t next = 0;
     const struct seq *seq;
-    TAILQ_FOREACH(seq, &store->waiting, in_wait)
-    if (seq->wait_deadline != 0 && (next == 0 || seq->wait_deadline < next))
-        next = seq->wait_deadline;
+    TAILQ_FOREACH(seq, &store->waiting, in_wait) {
+        if (seq->wait_deadline != 0 && (next == 0 || seq->wait_deadline < next))
+            next = seq->wait_deadline;
+    }
     return next;
 }

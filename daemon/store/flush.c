@@ -46,8 +46,10 @@ void store_flush(struct store *store, const struct oscar_digest *digest, struct 
     /* What is computed below an unlinked page will not be found by those who wait for it. */
     struct store_client *client;
     struct seq *seq;
-    LIST_FOREACH(client, &store->clients, in_store)
-    LIST_FOREACH(seq, &client->seqs, in_client)
-    if (seq->deepest != NODE_NONE && !(node_at(store, seq->deepest)->flags & NODE_LINKED))
-        flight_end(seq);
+    LIST_FOREACH(client, &store->clients, in_store) {
+        LIST_FOREACH(seq, &client->seqs, in_client) {
+            if (seq->deepest != NODE_NONE && !(node_at(store, seq->deepest)->flags & NODE_LINKED))
+                flight_end(seq);
+        }
+    }
 }

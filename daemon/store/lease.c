@@ -85,9 +85,10 @@ int lease_request_adopt(struct store_client *client, const struct oscar_request 
     if (r < 0)
         return r;
     struct lease *lease;
-    LIST_FOREACH(lease, bucket(store, request->lease_adopt.secret), in_bucket)
-    if (sodium_memcmp(lease->secret, request->lease_adopt.secret, sizeof lease->secret) == 0)
-        break;
+    LIST_FOREACH(lease, bucket(store, request->lease_adopt.secret), in_bucket) {
+        if (sodium_memcmp(lease->secret, request->lease_adopt.secret, sizeof lease->secret) == 0)
+            break;
+    }
     if (!lease || lease->model != binding->model || strcmp(lease->client->group_key, client->group_key) != 0)
         return oscar_fail(cause, OSCAR_ERR_NOT_FOUND, "no lease of this client group and model has that secret");
     if (lease->client != client && client->open_leases >= store->options.max_leases)

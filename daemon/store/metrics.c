@@ -49,8 +49,7 @@ VALUE(flight_timeouts, store->count.flight_timeouts)
 static uint64_t waiting(const struct store *store) {
     uint64_t count = 0;
     const struct seq *seq;
-    TAILQ_FOREACH(seq, &store->waiting, in_wait)
-    count += seq->wait == WAIT_FLIGHT;
+    TAILQ_FOREACH(seq, &store->waiting, in_wait) { count += seq->wait == WAIT_FLIGHT; }
     return count;
 }
 

@@ -47,9 +47,9 @@ static int make_room(struct store *store, struct oscar_cause *cause) {
         bool bound = false;
         struct store_client *client;
         struct binding *binding;
-        LIST_FOREACH(client, &store->clients, in_store)
-        LIST_FOREACH(binding, &client->bindings, in_client)
-        bound |= binding->model == model;
+        LIST_FOREACH(client, &store->clients, in_store) {
+            LIST_FOREACH(binding, &client->bindings, in_client) { bound |= binding->model == model; }
+        }
         if (!bound && model->nodes == 0 && LIST_EMPTY(&model->seqs)) {
             model_free(model);
             return 0;
@@ -121,9 +121,10 @@ static int model_new(struct store *store, const struct oscar_identity *identity,
 
 static struct binding *binding_find(const struct store_client *client, const struct store_model *model) {
     struct binding *binding = NULL;
-    LIST_FOREACH(binding, &client->bindings, in_client)
-    if (binding->model == model)
-        return binding;
+    LIST_FOREACH(binding, &client->bindings, in_client) {
+        if (binding->model == model)
+            return binding;
+    }
     return NULL;
 }
 

@@ -63,7 +63,6 @@ int space_chunk_made(void *arg, struct chunk *chunk, struct oscar_cause *cause) 
 void space_chunk_gone(void *arg, struct chunk *chunk) {
     struct store *store = arg;
     struct store_client *client;
-    LIST_FOREACH(client, &store->clients, in_store)
-    client_chunk_gone(client, chunk);
+    LIST_FOREACH(client, &store->clients, in_store) { client_chunk_gone(client, chunk); }
     meta_chunk_give(&store->meta, chunk->record);
 }

@@ -59,8 +59,7 @@ static void tell_new_forms(struct store *store) {
             continue;
         model->has_new_forms = false;
         struct seq *seq;
-        LIST_FOREACH(seq, &model->seqs, in_model)
-        seq_notice(seq);
+        LIST_FOREACH(seq, &model->seqs, in_model) { seq_notice(seq); }
     }
 }
 
@@ -84,9 +83,10 @@ void store_free(struct store *store) {
     while ((client = LIST_FIRST(&store->clients))) {
         /* Nothing is published any more: what has been inspected or could be is dropped. */
         struct seq *seq;
-        LIST_FOREACH(seq, &client->seqs, in_client)
-        if (seq->failure == 0)
-            seq->failure = OSCAR_ERR_DISCONNECTED;
+        LIST_FOREACH(seq, &client->seqs, in_client) {
+            if (seq->failure == 0)
+                seq->failure = OSCAR_ERR_DISCONNECTED;
+        }
         store_client_exited(store, client);
     }
     while (tree_evict(store))

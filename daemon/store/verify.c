@@ -185,8 +185,7 @@ static void slots_free(struct slots **slots) {
 static int slots_make(const struct store *store, struct slots **ret) {
     uint32_t arenas = 0;
     const struct arena *arena;
-    LIST_FOREACH(arena, &store->memory.arenas, in_memory)
-    arenas++;
+    LIST_FOREACH(arena, &store->memory.arenas, in_memory) { arenas++; }
     _cleanup_(slots_free) struct slots *slots = calloc(arenas + 1, sizeof *slots);
     if (!slots)
         return OSCAR_ERR_NO_MEMORY;
