@@ -36,13 +36,10 @@ static void accept_ready(void *arg) {
     struct serve *serve = arg;
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd = accept4(serve->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            session_accept(serve, fd);
-            continue;
-        }
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            accept_pause(serve, errno);
-        if (errno != ECONNABORTED && errno != EINTR)
+        int r = fd >= 0 ? session_accept(serve, fd) : -errno;
+        if (r == -EMFILE || r == -ENFILE || r == -ENOBUFS || r == -ENOMEM)
+            accept_pause(serve, -r);
+        if (r < 0 && r != -ECONNABORTED && r != -EINTR)
             return;
     }
 }

@@ -25,12 +25,16 @@ int peer_read(int socket, struct peer *ret) {
     length = sizeof(peer.pidfd);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &peer.pidfd, &length) < 0) {
         peer.pidfd = -1;
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+            return -1; /* without it this client's memory could not be kept until its process has exited */
         if (errno == ESRCH || errno == EINVAL)
             peer.exited = true; /* the kernel knows the question, and the process no more */
         else if (errno == ENOPROTOOPT && peer.pid > 0) {
             /* By number: the number may have gone to another process by now, unless the connection still stands, which
              * the process that made it held open when we looked. */
             peer.pidfd = (int)syscall(SYS_pidfd_open, peer.pid, 0);
+            if (peer.pidfd < 0 && errno != ESRCH && errno != ENOSYS)
+                return -1;
             peer.exited = (peer.pidfd < 0 && errno == ESRCH) || hung_up(socket);
             if (peer.exited && peer.pidfd >= 0) {
                 close(peer.pidfd);

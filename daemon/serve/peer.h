@@ -14,7 +14,7 @@ struct peer {
     bool exited;
 };
 
-/* -1 with errno when the kernel does not say who it is. */
+/* -1 with errno when the kernel does not say who it is, or there is no descriptor left to watch it by. */
 int peer_read(int socket, struct peer *ret);
 
 #endif

@@ -182,12 +182,12 @@ static int session_new(struct serve *serve, int socket, const struct peer *peer,
     return 0;
 }
 
-void session_accept(struct serve *serve, int socket) {
+int session_accept(struct serve *serve, int socket) {
     _cleanup_close_ int fd = socket;
     struct peer peer;
     serve->counters.connections++;
     if (peer_read(fd, &peer) < 0)
-        return;
+        return -errno;
     bool over = serve->connections >= serve->config->clients;
     if (over) {
         serve->counters.refused_clients++;
@@ -200,7 +200,7 @@ void session_accept(struct serve *serve, int socket) {
             log_refusal(serve, &peer, oscar_error_text(r));
         if (peer.pidfd >= 0)
             close(peer.pidfd);
-        return;
+        return 0;
     }
     session->id = ++serve->last_session;
     session->state = over ? SESSION_REFUSED : SESSION_NEW;
@@ -209,6 +209,7 @@ void session_accept(struct serve *serve, int socket) {
     else
         serve->connections++;
     config_tenant_of(serve->config, peer.uid, session->tenant);
+    return 0;
 }
 
 void session_end_all(struct serve *serve) {

@@ -87,7 +87,8 @@ int listener_open(struct serve *serve, struct oscar_cause *cause);
 void listener_close(struct serve *serve);
 
 /* --- session.c --- */
-void session_accept(struct serve *serve, int socket);
+/* Takes the socket. A negative errno when there is no descriptor left to watch its process by. */
+int session_accept(struct serve *serve, int socket);
 /* The connection ends: queued replies leave first if `flush`. The session is freed, now or when its process exits. */
 void session_end(struct session *session, const char *why, bool flush);
 /* The client broke the protocol: one line in the log, a reply if the request is known (else NULL), the end. */

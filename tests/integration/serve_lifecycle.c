@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <sysexits.h>
 #include <unistd.h>
 
@@ -268,6 +270,52 @@ static void forbidden_io_uring_falls_back_to_epoll_with_one_line(void **state) {
     daemon_stop(daemon);
 }
 
+static void io_uring_that_is_insisted_on_is_an_error_where_it_is_forbidden(void **state) {
+    (void)state;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        char output[2048];
+        forbid_io_uring(NULL);
+        int status = RUN(output, "--runtime-dir", "/tmp", "--budget", "64M", "--io-engine", "io_uring");
+        _exit(strstr(output, "seccomp") != NULL ? status : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), EX_UNAVAILABLE);
+}
+
+static void few_descriptors(const struct test_daemon *daemon) {
+    (void)daemon;
+    struct rlimit limit = {48, 48};
+    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+        _exit(125);
+}
+
+static void out_of_descriptors_others_are_served_and_later_all(void **state) {
+    (void)state;
+    struct test_daemon *daemon = daemon_start_prepared(NULL, few_descriptors);
+    int first = peer_connect_greeted(daemon->socket, "first"), crowd[60];
+    assert_true(first >= 0);
+    for (unsigned i = 0; i < 60; i++)
+        assert_true((crowd[i] = peer_connect(daemon->socket)) >= 0);
+    daemon_log_wait(daemon, "raise LimitNOFILE");
+    assert_true(peer_ping(first));
+    for (unsigned i = 0; i < 60; i++)
+        close(crowd[i]);
+    /* Who comes now waits in the socket's queue until there is room: not longer. */
+    int last = -1;
+    for (unsigned i = 0; i < 100 && last < 0; i++)
+        last = peer_connect_greeted(daemon->socket, "last");
+    assert_true(last >= 0);
+    assert_true(peer_ping(last));
+    assert_true(peer_ping(first));
+    close(last);
+    close(first);
+    daemon_stop(daemon);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_daemon_leaves_nothing_behind),
@@ -283,6 +331,8 @@ int main(void) {
         cmocka_unit_test(hangup_opens_the_log_anew),
         cmocka_unit_test(configuration_errors_exit_with_78_and_usage_with_64),
         cmocka_unit_test(forbidden_io_uring_falls_back_to_epoll_with_one_line),
+        cmocka_unit_test(io_uring_that_is_insisted_on_is_an_error_where_it_is_forbidden),
+        cmocka_unit_test(out_of_descriptors_others_are_served_and_later_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
