@@ -31,7 +31,6 @@
 struct store;
 struct store_client; /* one connection */
 struct store_model;
-struct store_waiter; /* a parked SeqWait or SeqFork */
 
 struct store_hooks {
     void *arg;
@@ -41,7 +40,7 @@ struct store_hooks {
     void (*chunk_gone)(void *arg, void *client_arg, const struct oscar_chunk_info *info);
     /* A parked call is over: `reply` is complete but for its id. */
     void (*waiter_done)(void *arg, void *client_arg, uint64_t request_id, const struct oscar_reply *reply);
-    /* The client has exited and nothing of it is in flight any more: its window and fences may be unmapped. Called once, from
+    /* The client has exited and nothing of it is in flight any more: client_arg is not used again. Called once, from
      * store_client_exited or a later call; NULL: nobody wants to know. */
     void (*client_over)(void *arg, void *client_arg);
     /* incarnation and sequence number are filled in by the callee */
@@ -63,9 +62,11 @@ struct store_options {
 int store_new(const struct store_options *options, struct store **ret, struct oscar_cause *cause);
 void store_free(struct store *store); /* waits for the pool */
 
-/* Readable when store_poll has completions to take; and whether fences are being waited for (then the caller polls by timer). */
+/* Readable when store_poll has work to do: finished jobs, calls that can be answered, what a poll before put off. */
 int store_event_fd(const struct store *store);
+/* Some sequence waits for its client's counter, of which no event tells: then the caller polls by timer. */
 bool store_fences_pending(const struct store *store);
+/* A bounded amount of work; to be called on that event, that timer and at store_next_deadline. */
 void store_poll(struct store *store, uint64_t now_ns);
 
 /* --- models: shared by all clients that open the same identity; calibration is owned by the store from here on --- */
@@ -85,14 +86,14 @@ bool store_knows_model(struct store *store, const struct oscar_identity *identit
 
 /* --- clients --- */
 
-/* `window`, `fences`: the daemon's mappings of the client's memfds; they stay until store_client_exited has returned. `group_key`
- * names who may adopt its leases (user, tenant and group). OSCAR_ERR_NO_MEMORY, OSCAR_ERR_LIMIT (a key that is too long). */
+/* `window`, `fences`: the daemon's mappings of the client's memfds; they stay until store_client_exited has returned (nothing looks at
+ * them later, though inspections of its pages may still run). `group_key` names who may adopt its leases (user, tenant and group). OSCAR_ERR_NO_MEMORY, OSCAR_ERR_LIMIT (a key that is too long). */
 int store_client_new(struct store *store, void *client_arg, void *window, oscar_fence_slot *fences,
                      const char *group_key, struct store_client **ret);
 /* The connection ended: sequences and leases close now; whatever its process may still read or write is quarantined until ... */
 void store_client_gone(struct store *store, struct store_client *client);
-/* ... its process has exited (pidfd): then the quarantine ends and the client is freed. Without a pidfd call both. After `gone` the
- * hooks are not called for it. */
+/* ... its process has exited (pidfd): then the quarantine ends and the client is freed. Without a pidfd call both. After `gone` no
+ * hook but client_over is called for it. */
 void store_client_exited(struct store *store, struct store_client *client);
 
 /* --- the verbs: request in, reply out (error codes by return value, reply untouched then). OSCAR_PARKED: the reply comes by

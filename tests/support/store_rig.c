@@ -38,6 +38,11 @@ static void on_done(void *arg, void *client_arg, uint64_t request_id, const stru
     client->answer[client->answers++] = (struct rig_answer){.id = request_id, .reply = *reply};
 }
 
+static void on_over(void *arg, void *client_arg) {
+    (void)client_arg;
+    ((struct rig *)arg)->clients_over++;
+}
+
 static void on_event(void *arg, const struct oscar_event *event) {
     struct rig *rig = arg;
     assert_true(rig->events < RIG_MAX_EVENTS);
@@ -82,6 +87,7 @@ void rig_open(struct rig *rig, const struct rig_options *options) {
                   .chunk_announce = on_announce,
                   .chunk_gone = on_gone,
                   .waiter_done = on_done,
+                  .client_over = on_over,
                   .event = on_event},
     };
     struct oscar_cause cause = {0};
@@ -91,6 +97,7 @@ void rig_open(struct rig *rig, const struct rig_options *options) {
 
 void rig_close(struct rig *rig) {
     store_free(rig->store);
+    assert_int_equal(rig->clients_over, rig->clients);
     assert_int_equal(rig->device.chunks, 0);
     assert_int_equal(rig->device.bytes, 0);
     fake_device_fini(&rig->device);
@@ -135,6 +142,7 @@ uint64_t rig_metric(const struct rig *rig, const char *name, const char *labels)
 struct rig_client *rig_client_new(struct rig *rig, const char *group_key) {
     struct rig_client *client = calloc(1, sizeof *client);
     client->rig = rig;
+    rig->clients++;
     client->window =
         mmap(NULL, OSCAR_WINDOW_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     client->fences = calloc(OSCAR_FENCE_SLOTS, sizeof *client->fences);

@@ -23,6 +23,7 @@ struct rig {
     struct oscar_event *event; /* everything published, in order */
     uint32_t events;
     bool verify; /* after every call */
+    uint32_t clients, clients_over;
 };
 
 /* What a parked call was answered. */
