@@ -2,7 +2,7 @@
 #include "kernels/host/pool.h"
 
 #include <fenv.h>
-#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -44,8 +44,6 @@ static void pool_take_tasks(struct host_pool *pool, uint32_t worker) {
 static void *pool_thread(void *argument) {
     struct pool_worker *self = argument;
     struct host_pool *pool = self->pool;
-    /* A thread inherits its creator's rounding and flush-to-zero modes; page bytes must not depend on them. */
-    fesetenv(FE_DFL_ENV);
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
@@ -64,6 +62,24 @@ static void *pool_thread(void *argument) {
     return NULL;
 }
 
+int host_thread_start(pthread_t *ret, const char *name, void *(*function)(void *), void *argument) {
+    /* A thread inherits its creator's signal mask, rounding and flush-to-zero modes. The handlers of a worker's process are
+     * for its own threads, and page bytes must not depend on the modes. */
+    sigset_t all;
+    sigset_t callers_signals;
+    fenv_t callers_modes;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &callers_signals);
+    fegetenv(&callers_modes);
+    fesetenv(FE_DFL_ENV);
+    int error = pthread_create(ret, NULL, function, argument);
+    fesetenv(&callers_modes);
+    pthread_sigmask(SIG_SETMASK, &callers_signals, NULL);
+    if (error == 0)
+        (void)pthread_setname_np(*ret, name);
+    return error;
+}
+
 int host_pool_open(uint32_t threads, struct host_pool **ret, struct oscar_cause *cause) {
     if (threads == 0 || threads > HOST_MAX_THREADS)
         return oscar_fail(cause, OSCAR_ERR_INVALID, "%u threads: 1 to %u are possible", threads, HOST_MAX_THREADS);
@@ -79,7 +95,7 @@ int host_pool_open(uint32_t threads, struct host_pool **ret, struct oscar_cause 
         pool->worker[i].index = i;
     }
     for (uint32_t i = 1; i < threads; i++) {
-        int error = pthread_create(&pool->worker[i].thread, NULL, pool_thread, &pool->worker[i]);
+        int error = host_thread_start(&pool->worker[i].thread, "oscar-pool", pool_thread, &pool->worker[i]);
         if (error) {
             host_pool_close(pool);
             return oscar_fail(cause, OSCAR_ERR_LIMIT, "thread %u of %u cannot be made: %s", i, threads,

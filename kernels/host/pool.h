@@ -7,6 +7,7 @@
 #ifndef OSCAR_KERNELS_HOST_POOL_H
 #define OSCAR_KERNELS_HOST_POOL_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,5 +31,9 @@ void host_pool_run(struct host_pool *pool, uint32_t tasks, host_pool_task *task,
 /* At least `bytes` bytes, 64-byte aligned, of the worker's own; kept for the next call, contents undefined; valid until the
  * worker's next call of it or host_pool_close(). NULL when memory is out. */
 void *host_pool_scratch(struct host_pool *pool, uint32_t worker, size_t bytes);
+
+/* Starts a thread with a name, the default rounding and no flush to zero, in which no signal handler of the process runs.
+ * Returns 0 or an errno. */
+int host_thread_start(pthread_t *ret, const char *name, void *(*function)(void *), void *argument);
 
 #endif

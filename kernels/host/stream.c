@@ -90,7 +90,6 @@ int host_stream_submit(struct oscar_stream_impl *stream, struct host_command *co
 
 /* The pool's threads are made here, so that they have this thread's priority. */
 static int stream_thread_open(struct oscar_stream_impl *stream) {
-    fesetenv(FE_DFL_ENV);
     if (stream->options.low_priority)
         (void)setpriority(PRIO_PROCESS, 0, LOW_PRIORITY_NICE); /* on Linux: of the calling thread */
     return host_pool_open(stream->options.threads, &stream->pool, &stream->open_cause);
@@ -133,7 +132,7 @@ static void stream_destroy(struct oscar_stream_impl *stream) {
 }
 
 static int stream_start(struct oscar_stream_impl *stream, struct oscar_cause *cause) {
-    if (pthread_create(&stream->thread, NULL, stream_thread, stream) != 0)
+    if (host_thread_start(&stream->thread, "oscar-stream", stream_thread, stream) != 0)
         return oscar_fail(cause, OSCAR_ERR_LIMIT, "a thread for a stream cannot be made");
     pthread_mutex_lock(&stream->mutex);
     while (stream->opened > 0)

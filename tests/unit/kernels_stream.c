@@ -2,10 +2,12 @@
 /* Streams, fences and the pool of the host backend, and how the device is opened. */
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "kernels/number.h"
 #include "proto/geometry.h"
@@ -350,6 +352,44 @@ static void a_pool_runs_every_task_once_and_each_worker_one_at_a_time(void **sta
     assert_int_equal(host_pool_open(HOST_MAX_THREADS + 1, &pool, NULL), OSCAR_ERR_INVALID);
 }
 
+static atomic_uint handled_elsewhere;
+static pthread_t test_thread;
+
+static void note_thread(int signal) {
+    (void)signal;
+    if (!pthread_equal(pthread_self(), test_thread))
+        atomic_fetch_add(&handled_elsewhere, 1);
+}
+
+struct signal_mask {
+    bool all_blocked;
+};
+
+static void take_mask(void *argument) {
+    struct signal_mask *mask = argument;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    mask->all_blocked =
+        sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGUSR1) && sigismember(&blocked, SIGCHLD);
+}
+
+static void signals_of_the_process_are_not_handled_in_our_threads(void **state) {
+    (void)state;
+    test_thread = pthread_self();
+    struct sigaction old, action = {.sa_handler = note_thread};
+    sigaction(SIGUSR1, &action, &old);
+    struct oscar_stream_impl *stream = open_stream(true, 2, false);
+    struct signal_mask mask = {false};
+    assert_int_equal(ops->stream_call(stream, take_mask, &mask), 0);
+    for (uint32_t i = 0; i < 20; i++)
+        kill(getpid(), SIGUSR1);
+    assert_int_equal(ops->stream_wait(stream, long_ns), 0);
+    ops->stream_close(stream);
+    sigaction(SIGUSR1, &old, NULL);
+    assert_true(mask.all_blocked);
+    assert_int_equal(handled_elsewhere, 0);
+}
+
 /* ---- the device ---- */
 
 static void a_level_that_does_not_exist_or_run_here_is_an_error_not_another_level(void **state) {
@@ -407,6 +447,7 @@ int main(void) {
         cmocka_unit_test(arguments_out_of_range_are_refused_at_once),
         cmocka_unit_test(a_position_without_a_turn_table_is_refused),
         cmocka_unit_test(a_pool_runs_every_task_once_and_each_worker_one_at_a_time),
+        cmocka_unit_test(signals_of_the_process_are_not_handled_in_our_threads),
         cmocka_unit_test(a_level_that_does_not_exist_or_run_here_is_an_error_not_another_level),
         cmocka_unit_test(backends_and_devices_are_found_by_name),
     };

@@ -141,6 +141,7 @@ struct oscar_device_ops {
     void (*range_free)(struct oscar_range *range);
 
     /* --- streams and fences --- */
+    /* A synchronous stream is used by one thread at a time; an asynchronous one by any number of them. */
     int (*stream_open)(struct oscar_device *device, const struct oscar_stream_options *options,
                        struct oscar_stream_impl **ret, struct oscar_cause *cause);
     void (*stream_close)(struct oscar_stream_impl *stream); /* waits for its work */
