@@ -136,6 +136,7 @@ int seq_updates(struct seq *seq, uint64_t fence, struct oscar_page_update *ret_u
                 struct oscar_cause *cause) {
     struct store *store = seq->client->store;
     uint32_t due = 0;
+    seq->notice = false; /* it has asked: should it get nothing now, it is told again */
     for (uint32_t i = 0; i < seq->denses; i++) {
         enum due what = entry_due(store, &seq->dense[i]);
         if (what == DUE_NOTHING)
@@ -146,7 +147,6 @@ int seq_updates(struct seq *seq, uint64_t fence, struct oscar_page_update *ret_u
         if (r < 0)
             return r;
     }
-    seq->notice = false;
     *ret_count = due;
     if (due == 0)
         return 0;

@@ -86,8 +86,9 @@ bool store_knows_model(struct store *store, const struct oscar_identity *identit
 
 /* --- clients --- */
 
-/* `window`, `fences`: the daemon's mappings of the client's memfds; they stay until store_client_exited has returned (nothing looks at
- * them later, though inspections of its pages may still run). `group_key` names who may adopt its leases (user, tenant and group). OSCAR_ERR_NO_MEMORY, OSCAR_ERR_LIMIT (a key that is too long). */
+/* `window`, `fences`: the daemon's mappings of the client's memfds; they stay until store_client_exited has returned (nothing
+ * looks at them later, though inspections of its pages may still run). `group_key` names who may adopt its leases (user, tenant
+ * and group). OSCAR_ERR_NO_MEMORY, OSCAR_ERR_LIMIT (a key that is too long). */
 int store_client_new(struct store *store, void *client_arg, void *window, oscar_fence_slot *fences,
                      const char *group_key, struct store_client **ret);
 /* The connection ended: sequences and leases close now; whatever its process may still read or write is quarantined until ... */
