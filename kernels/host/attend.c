@@ -132,8 +132,9 @@ static void prepare_block(const struct plan *plan, struct block *block) {
     }
     oscar_rotate(plan->level, head->rotation_k, d, false, columns->count, columns->q, d, columns->q, d);
 
-    columns->centred = head->centre_static != NULL;
-    columns->pairs = columns->centred ? head->pairs : 0;
+    const float *centre = head->centre_static;
+    columns->centred = centre != NULL;
+    columns->pairs = centre != NULL ? head->pairs : 0;
     columns->pair = head->centre_pair;
     columns->row_turn = plan->row_turn + (size_t)block->kv_head * OSCAR_MAX_PAIRS * 2 * OSCAR_PAGE_TOKENS;
     memset(columns->alpha, 0, sizeof(columns->alpha));
@@ -143,7 +144,7 @@ static void prepare_block(const struct plan *plan, struct block *block) {
         for (uint32_t i = 0; i < d; i++)
             q[i] *= scale;
         split_query(columns, c);
-        columns->sigma[c] = columns->centred ? dot(q, head->centre_static, d) : 0;
+        columns->sigma[c] = centre != NULL ? dot(q, centre, d) : 0;
         for (uint32_t i = 0; i < columns->pairs; i++) {
             columns->alpha[c][i] = dot(q, head->centre_cos + (size_t)i * d, d);
             columns->beta[c][i] = dot(q, head->centre_sin + (size_t)i * d, d);

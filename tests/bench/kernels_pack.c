@@ -170,7 +170,7 @@ void bench_pack(struct report *report) {
     report_row(report, "pack_feedback_rows", rows / feedback_s, "rows/s");
     report_row(report, "pack_feedback_rate", (dense + packed) / feedback_s * 1e-9, "GB/s");
     report_row(report, "pack_feedback_over_nearest", feedback_s / nearest_s, "x time");
-    report_row(report, "packed_bits_d128", (double)bench.packed_bytes * 8 / (double)(bench.dense_bytes / 2),
+    report_row(report, "packed_bits_d128", (double)bench.packed_bytes * 16 / (double)bench.dense_bytes,
                "bits an element");
     close_bench(&bench);
     samples_free(&store);
