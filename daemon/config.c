@@ -173,11 +173,12 @@ static const char *environment_get(char *const environment[], const char *name) 
 }
 
 static int set_runtime_dir(struct config *config, char *const environment[], struct oscar_cause *cause) {
-    if (config->runtime_dir[0] == '/')
+    const char *given = config->runtime_dir;
+    if (given[0] == '/') /* NOLINT(clang-analyzer-core.NullDereference): every text has its default, by the table */
         return 0;
-    if (config->runtime_dir[0] != '\0')
+    if (given[0] != '\0')
         return oscar_fail(cause, OSCAR_ERR_CONFIG, "[daemon] runtime_dir = \"%.100s\": expected an absolute path",
-                          config->runtime_dir);
+                          given);
     const char *systemd = environment_get(environment, "RUNTIME_DIRECTORY"),
                *user = environment_get(environment, "XDG_RUNTIME_DIR");
     char *path = NULL;
@@ -199,7 +200,7 @@ static int set_runtime_dir(struct config *config, char *const environment[], str
 }
 
 static int make_socket_path(const struct config *config, char **path, const char *key, struct oscar_cause *cause) {
-    if (**path != '/') {
+    if (**path != '/') { /* NOLINT(clang-analyzer-core.NullDereference): as above */
         char *absolute;
         if (asprintf(&absolute, "%s/%s", config->runtime_dir, *path) < 0)
             return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the configuration");
@@ -244,9 +245,11 @@ int config_load(int argc, char *const argv[], char *const environment[], struct 
     }
     _cleanup_(config_cleanup) struct config *config = NULL;
     r = config_new(&config, cause);
-    if (r == 0 && file == NULL && access(CONFIG_DEFAULT_FILE, F_OK) == 0)
+    if (r < 0)
+        return r;
+    if (file == NULL && access(CONFIG_DEFAULT_FILE, F_OK) == 0)
         file = CONFIG_DEFAULT_FILE;
-    if (r == 0 && file != NULL)
+    if (file != NULL)
         r = config_read_file(config, file, cause);
     if (r == 0)
         r = read_environment(config, environment, cause);

@@ -47,10 +47,11 @@ static struct {
 static bool stderr_is_journal(void) {
     const char *stream = getenv("JOURNAL_STREAM");
     struct stat status;
-    unsigned long long device, inode;
-    if (stream == NULL || sscanf(stream, "%llu:%llu", &device, &inode) != 2 || fstat(STDERR_FILENO, &status) < 0)
+    char ours[64];
+    if (stream == NULL || fstat(STDERR_FILENO, &status) < 0)
         return false;
-    return status.st_dev == (dev_t)device && status.st_ino == (ino_t)inode;
+    snprintf(ours, sizeof(ours), "%ju:%ju", (uintmax_t)status.st_dev, (uintmax_t)status.st_ino);
+    return strcmp(stream, ours) == 0;
 }
 
 static int open_file(const char *path, int *ret_fd, struct oscar_cause *cause) {
@@ -116,9 +117,8 @@ void log_close(void) {
 uint64_t log_lines_dropped(void) { return atomic_load_explicit(&log_state.dropped, memory_order_relaxed); }
 
 static size_t append(char *line, size_t used, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Returns LOG_LINE_BYTES - 2 at most: there is always room for a newline and a terminator. */
 static size_t append(char *line, size_t used, const char *format, ...) {
-    if (used >= LOG_LINE_BYTES - 1)
-        return used;
     va_list arguments;
     va_start(arguments, format);
     int length = vsnprintf(line + used, LOG_LINE_BYTES - 1 - used, format, arguments);
