@@ -23,6 +23,10 @@
 /* Bounds of one wave: queries and partial results (a single block may need more), and blocks. */
 #define WAVE_BYTES ((size_t)16 << 20)
 #define WAVE_BLOCKS 512U
+/* KV heads that one task takes through a page together, whose records lie side by side: as many as keep their queries and
+ * partial results within this, and as leave every thread this many tasks. It does not show in the result. */
+#define RUN_BYTES ((size_t)64 << 10)
+#define TASKS_A_THREAD 8U
 /* Finite queries stay finite: no rotation, centre or logit of rows bounded by OSCAR_MAX_ROW_MAGNITUDE overflows from here. */
 #define MAX_QUERY 1e29F
 /* 127 * 256: the largest 16-bit query whose high byte is still an int8 after rounding to the low byte. */
@@ -38,6 +42,13 @@ struct block {
     float *partial; /* [chunks]{out [count][d], max [count], sum [count]} */
 };
 
+/* Blocks of neighbouring KV heads with the same item, columns and chunks: one task a chunk. */
+struct run {
+    const struct block *block;
+    uint32_t blocks;
+    uint32_t first_task; /* of the wave */
+};
+
 struct plan {
     const struct oscar_attend_args *args;
     const struct attend_kernels *kernels;
@@ -47,7 +58,8 @@ struct plan {
     float *row_turn;                          /* [kv_heads][MAX_PAIRS][2][64] */
     struct block *block;                      /* of the wave */
     uint32_t blocks;
-    uint32_t *first_task; /* [blocks + 1]: tasks of the wave before the block's chunks */
+    struct run *run;
+    uint32_t runs;
     char *memory;
 };
 
@@ -186,42 +198,57 @@ static const uint8_t *record_at(const struct plan *plan, const struct block *blo
            block->kv_head * plan->record_bytes[packed];
 }
 
+static void begin_partial(const struct block *block, uint32_t d, const struct attend_partial *partial) {
+    memset(partial->out, 0, sizeof(float) * (d + 2) * block->columns.count);
+    for (uint32_t c = 0; c < block->columns.count; c++)
+        partial->max[c] = -INFINITY;
+}
+
+static void attend_page(const struct plan *plan, const struct block *block, uint32_t chunk, uint32_t p,
+                        const struct block *ahead, uint32_t ahead_page) {
+    const struct oscar_turns *turns = &plan->args->calibration->turns;
+    const struct attend_partial partial = partial_at(block, plan->d, chunk);
+    uint32_t last_visible = block->columns.visible[block->columns.count - 1];
+    bool packed, ahead_packed;
+    struct attend_page page = {.record = record_at(plan, block, p, &packed), .first = p * OSCAR_PAGE_TOKENS};
+    page.rows = last_visible - page.first < OSCAR_PAGE_TOKENS ? last_visible - page.first : OSCAR_PAGE_TOKENS;
+    if (packed && block->columns.pairs > 0)
+        page.turn = turns->page_turn + (size_t)p * turns->frequencies * 2;
+    if (ahead != NULL) {
+        page.ahead = record_at(plan, ahead, ahead_page, &ahead_packed);
+        page.ahead_bytes = (uint32_t)plan->record_bytes[ahead_packed];
+    }
+    (packed ? plan->kernels->packed : plan->kernels->dense)(&block->columns, &page, &partial);
+}
+
 static void attend_task(void *argument, uint32_t task, uint32_t worker) {
     const struct plan *plan = argument;
     (void)worker;
-    uint32_t low = 0, high = plan->blocks;
-    while (high - low > 1) { /* the block whose chunks hold the task */
+    uint32_t low = 0, high = plan->runs;
+    while (high - low > 1) { /* the run whose chunks hold the task */
         uint32_t middle = (low + high) / 2;
-        if (plan->first_task[middle] <= task)
+        if (plan->run[middle].first_task <= task)
             low = middle;
         else
             high = middle;
     }
-    const struct block *block = &plan->block[low];
-    uint32_t chunk = task - plan->first_task[low];
-    struct attend_partial partial = partial_at(block, plan->d, chunk);
-    memset(partial.out, 0, sizeof(float) * (plan->d + 2) * block->columns.count);
-    for (uint32_t c = 0; c < block->columns.count; c++)
-        partial.max[c] = -INFINITY;
-
-    const struct oscar_turns *turns = &plan->args->calibration->turns;
-    uint32_t last_visible = block->columns.visible[block->columns.count - 1];
-    uint32_t end = (chunk + 1) * block->chunk_pages;
-    if (end > block->pages)
-        end = block->pages;
-    for (uint32_t p = chunk * block->chunk_pages; p < end; p++) {
-        bool packed, ahead_packed;
-        struct attend_page page = {.record = record_at(plan, block, p, &packed), .first = p * OSCAR_PAGE_TOKENS};
-        page.rows = last_visible - page.first < OSCAR_PAGE_TOKENS ? last_visible - page.first : OSCAR_PAGE_TOKENS;
-        if (packed && block->columns.pairs > 0)
-            page.turn = turns->page_turn + (size_t)p * turns->frequencies * 2;
-        /* Pages lie a page stride apart: no hardware prefetcher follows, and one page's work hides less than a miss. */
-        if (p + 2 < end) {
-            page.ahead = record_at(plan, block, p + 2, &ahead_packed);
-            page.ahead_bytes = (uint32_t)plan->record_bytes[ahead_packed];
-        }
-        (packed ? plan->kernels->packed : plan->kernels->dense)(&block->columns, &page, &partial);
+    const struct run *run = &plan->run[low];
+    uint32_t chunk = task - run->first_task, first = chunk * run->block->chunk_pages;
+    uint32_t end = first + run->block->chunk_pages;
+    if (end > run->block->pages)
+        end = run->block->pages;
+    for (uint32_t b = 0; b < run->blocks; b++) {
+        const struct attend_partial partial = partial_at(&run->block[b], plan->d, chunk);
+        begin_partial(&run->block[b], plan->d, &partial);
     }
+    for (uint32_t p = first; p < end; p++)
+        for (uint32_t b = 0; b < run->blocks; b++) {
+            /* The record after the next is prefetched: pages lie a page stride apart, no hardware prefetcher follows, and
+             * one record's work hides less than a miss. */
+            uint32_t ahead_page = p + (b + 2) / run->blocks;
+            const struct block *ahead = ahead_page < end ? &run->block[(b + 2) % run->blocks] : NULL;
+            attend_page(plan, &run->block[b], chunk, p, ahead, ahead_page);
+        }
 }
 
 /* --- merge --- */
@@ -291,7 +318,7 @@ static void answer_nothing(const struct plan *plan, const struct oscar_attend_it
     }
 }
 
-/* Where the walk over all blocks stands: by item, then KV head, then column. */
+/* Where the walk over all blocks stands: by item, then column, then KV head. */
 struct cursor {
     uint32_t item, kv_head, column;
 };
@@ -323,19 +350,53 @@ static bool describe_block(const struct plan *plan, struct cursor *cursor, struc
 }
 
 static void step_cursor(const struct plan *plan, struct cursor *cursor, const struct block *block) {
+    if (++cursor->kv_head < plan->args->geometry->kv_heads)
+        return;
+    cursor->kv_head = 0;
     cursor->column += block->columns.count;
     if (cursor->column < block->item->rows * plan->group)
         return;
     cursor->column = 0;
-    if (++cursor->kv_head < plan->args->geometry->kv_heads)
-        return;
-    cursor->kv_head = 0;
     cursor->item++;
+}
+
+/* Blocks that a run may have: see RUN_BYTES. */
+static uint32_t longest_run(const struct plan *plan, uint32_t threads) {
+    uint64_t chunks = 0;
+    size_t largest = 1;
+    for (uint32_t b = 0; b < plan->blocks; b++) {
+        const struct block *block = &plan->block[b];
+        size_t bytes =
+            query_bytes(plan->d, block->columns.count) + partial_floats(plan->d, block->columns.count) * sizeof(float);
+        chunks += block->chunks;
+        largest = bytes > largest ? bytes : largest;
+    }
+    uint64_t longest = RUN_BYTES / largest;
+    if (threads > 1 && chunks / ((uint64_t)threads * TASKS_A_THREAD) < longest)
+        longest = chunks / ((uint64_t)threads * TASKS_A_THREAD);
+    return longest > 1 ? (uint32_t)longest : 1;
+}
+
+/* Joins the wave's blocks into runs; returns the number of tasks. */
+static uint32_t make_runs(struct plan *plan, uint32_t longest) {
+    uint32_t tasks = 0;
+    plan->runs = 0;
+    for (uint32_t b = 0; b < plan->blocks; b++) {
+        const struct block *block = &plan->block[b];
+        struct run *last = plan->runs > 0 ? &plan->run[plan->runs - 1] : NULL;
+        if (last != NULL && last->block->item == block->item && last->block->first_column == block->first_column &&
+            last->blocks < longest) {
+            last->blocks++;
+            continue;
+        }
+        plan->run[plan->runs++] = (struct run){block, 1, tasks};
+        tasks += block->chunks;
+    }
+    return tasks;
 }
 
 static void run_wave(struct host_pool *pool, struct plan *plan, bool with_row_turn) {
     char *memory = plan->memory;
-    plan->first_task[0] = 0;
     for (uint32_t b = 0; b < plan->blocks; b++) {
         struct block *block = &plan->block[b];
         size_t elements = (size_t)block->columns.count * plan->d;
@@ -344,10 +405,10 @@ static void run_wave(struct host_pool *pool, struct plan *plan, bool with_row_tu
         block->columns.low = block->columns.high + elements;
         block->partial = (float *)(void *)(memory + round_up(query_bytes(plan->d, block->columns.count)));
         memory += block_bytes(plan->d, block);
-        plan->first_task[b + 1] = plan->first_task[b] + block->chunks;
     }
+    uint32_t tasks = make_runs(plan, longest_run(plan, host_pool_threads(pool)));
     host_pool_run(pool, plan->blocks + (with_row_turn ? plan->args->geometry->kv_heads : 0), prepare_task, plan);
-    host_pool_run(pool, plan->first_task[plan->blocks], attend_task, plan);
+    host_pool_run(pool, tasks, attend_task, plan);
     host_pool_run(pool, plan->blocks, merge_task, plan);
 }
 
@@ -404,14 +465,14 @@ int host_attend(struct host_pool *pool, enum host_level level, const struct osca
     measure_waves(&plan, &bytes, &most_blocks);
     size_t turn_bytes = (size_t)geometry->kv_heads * OSCAR_MAX_PAIRS * 2 * OSCAR_PAGE_TOKENS * sizeof(float);
     size_t block_array = round_up(most_blocks * sizeof(struct block));
-    size_t task_array = round_up((most_blocks + 1) * sizeof(uint32_t));
-    char *memory = host_pool_scratch(pool, 0, turn_bytes + block_array + task_array + bytes);
+    size_t run_array = round_up(most_blocks * sizeof(struct run));
+    char *memory = host_pool_scratch(pool, 0, turn_bytes + block_array + run_array + bytes);
     if (memory == NULL)
         return OSCAR_ERR_NO_MEMORY;
     plan.row_turn = (float *)(void *)memory;
     plan.block = (struct block *)(void *)(memory + turn_bytes);
-    plan.first_task = (uint32_t *)(void *)(memory + turn_bytes + block_array);
-    plan.memory = memory + turn_bytes + block_array + task_array;
+    plan.run = (struct run *)(void *)(memory + turn_bytes + block_array);
+    plan.memory = memory + turn_bytes + block_array + run_array;
 
     for (uint32_t i = 0; i < args->items; i++)
         if (args->item[i].tokens == 0)

@@ -166,25 +166,23 @@ uint64_t bench_cache_step_bytes(const struct bench_cache *cache) {
     return pages * cache->geometry.kv_heads * oscar_packed_record_bytes(cache->geometry.head_dim);
 }
 
-/* In the order in which attention goes: head by head, page by page, two records prefetched. */
+/* In the order in which attention goes on one thread: page by page, all heads of the layer, the next pages prefetched. */
 uint64_t bench_cache_read(const struct bench_cache *cache, uint32_t layer) {
     uint32_t pages = (cache->item.tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
-    size_t bytes = oscar_packed_record_bytes(cache->geometry.head_dim);
+    size_t bytes = cache->geometry.kv_heads * oscar_packed_record_bytes(cache->geometry.head_dim);
+    const uint8_t *records = cache->packed + layer * bytes;
     uint64_t sum[8] = {0};
-    for (uint32_t head = 0; head < cache->geometry.kv_heads; head++)
-        for (uint32_t p = 0; p < pages; p++) {
-            size_t offset = ((size_t)layer * cache->geometry.kv_heads + head) * bytes;
-            const uint8_t *record =
-                cache->packed + oscar_page_ref_id(cache->item.pages[p]) * cache->page_bytes + offset;
-            const uint8_t *ahead = cache->packed + offset;
-            ahead += oscar_page_ref_id(cache->item.pages[p + 2 < pages ? p + 2 : p]) * cache->page_bytes;
-            for (size_t i = 0; i < bytes; i += 64) {
-                uint64_t words[8];
-                __builtin_prefetch(ahead + i);
-                memcpy(words, record + i, sizeof(words));
-                for (unsigned k = 0; k < 8; k++)
-                    sum[k] += words[k];
-            }
+    for (uint32_t p = 0; p < pages; p++) {
+        const uint8_t *record = records + oscar_page_ref_id(cache->item.pages[p]) * cache->page_bytes;
+        const uint8_t *ahead = records;
+        ahead += oscar_page_ref_id(cache->item.pages[p + 1 < pages ? p + 1 : p]) * cache->page_bytes;
+        for (size_t i = 0; i < bytes; i += 64) {
+            uint64_t words[8];
+            __builtin_prefetch(ahead + i);
+            memcpy(words, record + i, sizeof(words));
+            for (unsigned k = 0; k < 8; k++)
+                sum[k] += words[k];
         }
+    }
     return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The loops that attention on packed pages is measured against: the same records in the same order, but every element is
- * dequantised to binary32, (code - zero) * scale, once a record for all heads of the group, and multiplied in floating point
- * with the same instruction set. Written as well as we know how: codes come out of their words by a shift and a permutation of
- * a table of four floats, no element is moved to another lane, keys are never stored, sums across a vector are taken for
- * sixteen tokens together, the softmax is vectorised, the next records are prefetched.
+ * The loops that attention on packed pages is measured against: the same records, but every element is dequantised to binary32,
+ * (code - zero) * scale, once a record for all heads of the group, and multiplied in floating point with the same instruction
+ * set. Written as well as we know how: codes come out of their words by a shift and a permutation of a table of four floats, no
+ * element is moved to another lane, keys are never stored, the softmax is vectorised, the record after the next is prefetched
+ * line by line. KV head by KV head, for the sums of one, in the order of the record's lanes, fill a third of the first cache.
  */
 #ifndef OSCAR_TESTS_BENCH_KERNELS_DEQUANT_H
 #define OSCAR_TESTS_BENCH_KERNELS_DEQUANT_H
