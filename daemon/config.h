@@ -17,7 +17,7 @@
 #include "proto/cause.h"
 #include "proto/digest.h"
 
-#define CONFIG_DEFAULT_FILE "/etc/oscard.conf"
+#define CONFIG_DEFAULT_FILE "/etc/oscard/oscard.conf"
 
 /* Bytes, or a share of the machine's memory. */
 struct config_size {

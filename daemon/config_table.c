@@ -66,7 +66,7 @@ const struct config_key config_keys[] = {
     {"limits", "leases", NULL, CONFIG_COUNT, AT(leases), "1024", NULL, NULL, 0, 1048576,
      "Open leases of one connection."},
 
-    {"calibration", "directory", NULL, CONFIG_TEXT, AT(calibration_dir), "/var/lib/oscard/calibration", NULL, NULL, 1,
+    {"calibration", "directory", NULL, CONFIG_TEXT, AT(calibration_dir), "/var/lib/oscard/calibrations", NULL, NULL, 1,
      0,
      "Clients name a calibration by a file in this directory (NAME or NAME.safetensors) or by its digest (b2sum -l "
      "256)."},
