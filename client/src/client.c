@@ -31,8 +31,9 @@ uint64_t oscar_client_deadline(const struct oscar_client *client) {
 
 /* A socket that is named must be there; of the usual places, the first that has one. */
 static int connect_somewhere(const char *path, uint64_t deadline, int *ret_socket) {
-    if (path == NULL)
-        path = getenv("OSCAR_SOCKET");
+    const char *named = getenv("OSCAR_SOCKET");
+    if (path == NULL && named != NULL && named[0] != '\0')
+        path = named;
     if (path != NULL)
         return oscar_socket_connect(path, deadline, ret_socket);
     const char *runtime = getenv("XDG_RUNTIME_DIR");

@@ -108,7 +108,11 @@ void oscar_connection_free(struct oscar_connection *connection) {
     free(connection);
 }
 
-void oscar_connection_close_fd(struct oscar_connection *connection) { (void)close(connection->socket); }
+void oscar_connection_close_fd(struct oscar_connection *connection) {
+    if (connection->socket >= 0)
+        (void)close(connection->socket);
+    connection->socket = -1;
+}
 
 void oscar_connection_set_window(struct oscar_connection *connection, struct oscar_window_header *window) {
     connection->window = window;
@@ -239,28 +243,40 @@ static void window_give(struct oscar_call *call) {
     call->window = false;
 }
 
-/* Copies a reply's updates out of the window: its owner may be gone, and the next request wants the window. */
-static int copy_updates(struct oscar_call *call, struct oscar_cause *cause) {
+static int count_updates(const struct oscar_call *call, uint32_t *ret, struct oscar_cause *cause) {
     size_t where = traits[call->request.verb].updates;
     uint32_t updates = 0;
     if (where != 0)
         memcpy(&updates, (const char *)&call->reply + where, sizeof(updates));
-    if (updates == 0)
-        return 0;
-    if (!call->window || updates > OSCAR_MAX_UPDATES)
+    if (updates > 0 && (!call->window || updates > OSCAR_MAX_UPDATES))
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%s: %" PRIu32 " updates in a window of %u",
                           oscar_verb_name(call->request.verb), updates, OSCAR_MAX_UPDATES);
-    const char *window = (const char *)call->connection->window;
-    call->update = malloc(updates * sizeof(*call->update));
-    if (call->update == NULL) {
-        /* Without them the reply is worth nothing: it counts as a failure, which its owner must be able to survive. */
-        call->error = OSCAR_ERR_NO_MEMORY;
-        (void)snprintf(call->reply.cause, sizeof(call->reply.cause), "no memory for %" PRIu32 " page table updates",
-                       updates);
-        return 0;
+    *ret = updates;
+    return 0;
+}
+
+/* Out of the window, so that the next request can have it. False when memory is out. */
+static bool copy_updates(struct oscar_call *call) {
+    if (call->updates == 0 || call->update != NULL)
+        return true;
+    call->update = malloc(call->updates * sizeof(*call->update));
+    if (call->update == NULL)
+        return false;
+    memcpy(call->update, (const char *)call->connection->window + OSCAR_WINDOW_UPDATES_OFFSET,
+           call->updates * sizeof(*call->update));
+    return true;
+}
+
+int oscar_call_updates(struct oscar_call *call) {
+    if (!copy_updates(call))
+        return oscar_fail(oscar_detail(), OSCAR_ERR_NO_MEMORY, "no memory for %" PRIu32 " page table updates",
+                          call->updates);
+    pthread_mutex_lock(&call->connection->lock);
+    if (call->window) {
+        window_give(call);
+        wake_ready(call->connection);
     }
-    memcpy(call->update, window + OSCAR_WINDOW_UPDATES_OFFSET, updates * sizeof(*call->update));
-    call->updates = updates;
+    pthread_mutex_unlock(&call->connection->lock);
     return 0;
 }
 
@@ -288,14 +304,16 @@ static int take_reply(struct oscar_connection *connection, struct oscar_record *
     for (; call->fds < record->fds; call->fds++)
         call->fd[call->fds] = TAKE_FD(record->fd[call->fds]);
     record->fds = 0;
-    if (call->error == 0 && (r = copy_updates(call, cause)) < 0)
+    if (call->error == 0 && (r = count_updates(call, &call->updates, cause)) < 0)
         return r;
+    bool copied = copy_updates(call);
     if (call->error == 0 && call->arrived != NULL)
         call->arrived(call);
 
     pthread_mutex_lock(&connection->lock);
     (void)unlink_sent(connection, call);
-    window_give(call);
+    if (copied)
+        window_give(call);
     bool abandoned = call->abandoned;
     call->abandoned = false;
     atomic_store_explicit(&call->state, OSCAR_CALL_DONE, memory_order_release);

@@ -42,7 +42,7 @@ struct oscar_call {
     unsigned fds;
     int fd[OSCAR_CALL_FDS]; /* closed on release where they were not taken */
     uint32_t updates;
-    struct oscar_page_update *update; /* [updates] copied out of the window, unchecked; freed on release */
+    struct oscar_page_update *update; /* [updates] unchecked, see oscar_call_updates(); freed on release */
 
     /* Runs when a successful reply arrives, in the order of the socket, in whatever thread receives; may be NULL. */
     void (*arrived)(struct oscar_call *call);
@@ -88,6 +88,9 @@ int oscar_call_run(struct oscar_call *call, uint64_t deadline);
 static inline bool oscar_call_done(const struct oscar_call *call) {
     return atomic_load_explicit(&call->state, memory_order_acquire) == OSCAR_CALL_DONE;
 }
+/* Sees to it that the updates of a call that is done are in `update`. They are copied out of the window when the reply comes;
+ * where memory is out, they stay there, with the window, until this call succeeds: OSCAR_ERR_NO_MEMORY. Sets the detail. */
+int oscar_call_updates(struct oscar_call *call);
 /* Frees the updates of a call that is kept. */
 static inline void oscar_call_drop_updates(struct oscar_call *call) {
     free(call->update);

@@ -40,7 +40,7 @@ static int enqueue_copies(const struct oscar_seq *parent, const struct oscar_seq
 
 /* The child knows what the parent has told; the parent's table is as it was. */
 static int fill_child(const struct oscar_seq *parent, struct oscar_seq *child) {
-    const struct oscar_call *call = child->closing;
+    struct oscar_call *call = child->closing;
     uint32_t committed = call->reply.seq_fork.committed_tokens;
     if (committed != parent->told)
         return oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL, "seq_fork: %" PRIu32 " tokens of %" PRIu32, committed,
@@ -48,7 +48,9 @@ static int fill_child(const struct oscar_seq *parent, struct oscar_seq *child) {
     child->hit = child->in_flight = child->committed = child->told = child->reserved = committed;
     child->sealed = parent->sealed;
     child->touched = true;
-    int r = oscar_pages_update(&child->pages, call->update, call->updates, committed / OSCAR_PAGE_TOKENS,
+    int r = oscar_call_updates(call);
+    if (r == 0)
+        r = oscar_pages_update(&child->pages, call->update, call->updates, committed / OSCAR_PAGE_TOKENS,
                                oscar_pages_of(committed), NULL);
     if (r == 0 && child->pages.valid < oscar_pages_of(committed))
         r = oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL, "seq_fork: %" PRIu32 " pages for %" PRIu32 " tokens",

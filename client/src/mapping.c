@@ -95,10 +95,9 @@ static int unmap_chunk(const struct oscar_mapping *mapping, const struct oscar_c
                           "%s chunk %" PRIu32 " is taken from under %" PRIu32 " page table entries",
                           form_names[info->form], info->index, slot->references);
     slot->mapped = slot->writable = false;
-    return mapping->attachment->ops->range_unmap(arena->range, info->index * arena->chunk_bytes, arena->chunk_bytes) < 0
-               ? oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "%s chunk %" PRIu32 " cannot be unmapped",
-                            form_names[info->form], info->index)
-               : 0;
+    /* Where that fails, the memory stays mapped and nobody looks at it. */
+    (void)mapping->attachment->ops->range_unmap(arena->range, info->index * arena->chunk_bytes, arena->chunk_bytes);
+    return 0;
 }
 
 /* --- notices ------------------------------------------------------------------------------------------------------ */
@@ -111,18 +110,18 @@ static struct oscar_mapping *find(const struct oscar_mappings *mappings, uint64_
 }
 
 /* The reply that makes the model known comes after the notice of its chunks. */
-static int keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_chunk_info *info, int *fd,
-                          struct oscar_cause *cause) {
+static void keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_chunk_info *info, int *fd) {
     unsigned kept = 0;
     for (const struct oscar_unclaimed_chunk *chunk = mappings->unclaimed; chunk != NULL; chunk = chunk->next)
         kept++;
     struct oscar_unclaimed_chunk *chunk = kept < MAX_UNCLAIMED_CHUNKS ? malloc(sizeof(*chunk)) : NULL;
-    if (chunk == NULL)
-        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for chunk %u of a model that is being opened", kept);
+    if (chunk == NULL) {
+        mappings->dropped = true;
+        return;
+    }
     *chunk = (struct oscar_unclaimed_chunk){.info = *info, .fd = TAKE_FD(*fd)};
     *mappings->unclaimed_end = chunk;
     mappings->unclaimed_end = &chunk->next;
-    return 0;
 }
 
 int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct oscar_record *record,
@@ -143,7 +142,7 @@ int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct o
         if (mapping != NULL)
             r = gone ? unmap_chunk(mapping, info, cause) : map_chunk(mapping, info, record->fd[i], cause);
         else if (!gone && mappings->opening > 0)
-            r = keep_unclaimed(mappings, info, &record->fd[i], cause);
+            keep_unclaimed(mappings, info, &record->fd[i]);
     }
     pthread_mutex_unlock(&mappings->lock);
     oscar_record_close_fds(record);
@@ -158,13 +157,17 @@ void oscar_mappings_expect(struct oscar_mappings *mappings) {
 
 void oscar_mappings_expected(struct oscar_mappings *mappings) {
     pthread_mutex_lock(&mappings->lock);
-    if (--mappings->opening == 0)
+    if (--mappings->opening == 0) {
         drop_unclaimed(mappings);
+        mappings->dropped = false;
+    }
     pthread_mutex_unlock(&mappings->lock);
 }
 
 /* With the lock. */
 static int claim(struct oscar_mappings *mappings, const struct oscar_mapping *mapping, struct oscar_cause *cause) {
+    if (mappings->dropped)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the chunks of a model");
     int r = 0;
     struct oscar_unclaimed_chunk **link = &mappings->unclaimed;
     while (*link != NULL) {
@@ -185,11 +188,14 @@ static int claim(struct oscar_mappings *mappings, const struct oscar_mapping *ma
 
 /* --- one model ---------------------------------------------------------------------------------------------------- */
 
+static uint64_t form_bytes(const struct oscar_geometry *geometry, unsigned form) {
+    return form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(geometry) : oscar_dense_page_bytes(geometry);
+}
+
 static int open_arena(const struct oscar_attachment *attachment, enum oscar_form form,
                       const struct oscar_geometry *geometry, const struct oscar_arena_info *info,
                       struct oscar_arena *ret, struct oscar_cause *cause) {
-    uint64_t page_bytes =
-        form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(geometry) : oscar_dense_page_bytes(geometry);
+    uint64_t page_bytes = form_bytes(geometry, form);
     if (info->page_bytes < page_bytes || info->page_bytes % 16 != 0 || info->page_bytes > OSCAR_MAX_PAGE_BYTES * 2 ||
         info->chunk_pages == 0 || info->max_pages == 0 || info->max_pages > OSCAR_PAGE_ID_MASK)
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
@@ -262,19 +268,33 @@ static int make_mapping(struct oscar_attachment *attachment, const struct oscar_
     return 0;
 }
 
+/* Whether a model that is open already is the one of this reply. */
+static bool has_arenas(const struct oscar_mapping *mapping, const struct oscar_geometry *geometry,
+                       const struct oscar_reply *reply) {
+    for (unsigned form = 0; form < OSCAR_FORMS; form++) {
+        const struct oscar_arena *arena = &mapping->arenas[form];
+        const struct oscar_arena_info *info = &reply->model_open.arenas[form];
+        if (info->page_bytes != arena->page_bytes || info->chunk_pages != arena->chunk_pages ||
+            info->max_pages != arena->max_pages || arena->page_bytes < form_bytes(geometry, form))
+            return false;
+    }
+    return true;
+}
+
 int oscar_mapping_open(struct oscar_mappings *mappings, struct oscar_attachment *attachment,
                        const struct oscar_geometry *geometry, const struct oscar_reply *reply,
                        struct oscar_mapping **ret, struct oscar_cause *cause) {
     /* Only the receiver comes here, so nobody else adds a mapping between the look and the insertion. */
     pthread_mutex_lock(&mappings->lock);
     struct oscar_mapping *known = find(mappings, reply->model_open.model);
-    if (known != NULL) {
+    bool same = known != NULL && has_arenas(known, geometry, reply);
+    if (same) {
         known->opens++;
         *ret = oscar_mapping_ref(known);
     }
     pthread_mutex_unlock(&mappings->lock);
     if (known != NULL)
-        return 0;
+        return same ? 0 : oscar_fail(cause, OSCAR_ERR_PROTOCOL, "the model's handle belongs to another model");
 
     _cleanup_(cleanup_mapping) struct oscar_mapping *mapping = NULL;
     int r = make_mapping(attachment, geometry, reply, &mapping, cause);

@@ -54,6 +54,7 @@ struct oscar_mappings {
     struct oscar_mapping *first;
     struct oscar_unclaimed_chunk *unclaimed, **unclaimed_end;
     unsigned opening; /* MODEL_OPENs whose replies have not come */
+    bool dropped;     /* there was no memory for an unclaimed chunk: they cannot be opened */
 };
 
 void oscar_mappings_init(struct oscar_mappings *mappings);

@@ -5,7 +5,7 @@
 #include "client/src/detail.h"
 #include "client/src/seq.h"
 
-int oscar_seq_take_reserve(struct oscar_seq *seq, const struct oscar_call *call) {
+int oscar_seq_take_reserve(struct oscar_seq *seq, struct oscar_call *call) {
     /* The daemon counts from what it has been told, which has not changed since the request was made. */
     uint32_t asked = seq->told + call->request.seq_reserve.tokens, reserved = call->reply.seq_reserve.reserved_tokens;
     if (reserved < asked || reserved > OSCAR_MAX_SEQUENCE_TOKENS)

@@ -115,7 +115,9 @@ static int take_open(struct oscar_model *model, struct oscar_call **call, const 
     seq->hit = seq->committed = seq->told = seq->reserved = seq->sealed = reply.seq_open.hit_tokens;
     seq->in_flight = reply.seq_open.in_flight_tokens;
     seq->updates_seen = updates_seen;
-    r = oscar_pages_update(&seq->pages, seq->closing->update, seq->closing->updates, hit_pages, hit_pages, NULL);
+    r = oscar_call_updates(seq->closing);
+    if (r == 0)
+        r = oscar_pages_update(&seq->pages, seq->closing->update, seq->closing->updates, hit_pages, hit_pages, NULL);
     if (r == 0 && seq->pages.valid < hit_pages)
         r = oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL, "seq_open: %" PRIu32 " pages for a hit of %" PRIu32,
                        seq->pages.valid, hit_pages);
@@ -163,7 +165,7 @@ int oscar_seq_open(struct oscar_model *model, const uint32_t *tokens, uint32_t c
 /* --- one request at a time ---------------------------------------------------------------------------------------- */
 
 static const struct {
-    int (*take)(struct oscar_seq *seq, const struct oscar_call *call);
+    int (*take)(struct oscar_seq *seq, struct oscar_call *call);
     bool fenced;
 } takers[OSCAR_VERBS] = {
     [OSCAR_SEQ_ADVANCE] = {oscar_seq_take_advance, true},
@@ -177,8 +179,13 @@ static bool is_final(int error) {
            error == OSCAR_ERR_PROTOCOL;
 }
 
+/* Where nothing lags, all that the value speaks of is done already: no backend, and no memory, is needed to say so. */
 static int signal_fence(struct oscar_seq *seq, uint64_t value) {
-    int r = oscar_model_ops(seq->model)->fence_signal(oscar_stream_queue(seq->stream), seq->fence_slot, value);
+    if (!oscar_stream_lags(seq->stream)) {
+        atomic_store_explicit(seq->fence_slot, value, memory_order_release);
+        return 0;
+    }
+    int r = oscar_model_ops(seq->model)->fence_signal(seq->stream->impl, seq->fence_slot, value);
     return r < 0 ? oscar_fail(oscar_detail(), r, "the fence cannot be enqueued on the stream: %s", oscar_error_text(r))
                  : 0;
 }
@@ -197,7 +204,9 @@ int oscar_seq_take(struct oscar_seq *seq) {
     enum oscar_verb verb = call->request.verb;
     int r = oscar_call_wait(call, 0); /* does not wait: sets the detail of an error */
     if (r == 0) {
-        r = takers[verb].take(seq, call);
+        r = oscar_call_updates(call);
+        if (r == 0)
+            r = takers[verb].take(seq, call);
         if (r == OSCAR_ERR_NO_MEMORY)
             return r; /* nothing has changed: the next call tries again */
         if (r == 0 && takers[verb].fenced)

@@ -37,6 +37,7 @@ struct oscar_seq {
         *open_tokens; /* [open_count] while somebody else computes them and this sequence can still wait for that */
     uint32_t open_count;
     bool touched; /* something was stored: it can no longer wait */
+    bool waiting; /* inside oscar_seq_wait(): the hit may grow */
 
     uint64_t updates_seen;   /* the window's counter when updates were last asked for */
     struct oscar_call *call; /* under way, or done and not taken over */
@@ -78,9 +79,9 @@ int oscar_seq_advance_now(struct oscar_seq *seq, uint64_t deadline);
 void oscar_seq_refresh(struct oscar_seq *seq);
 
 /* One for each verb that oscar_seq_request() may carry: the reply is a success. */
-int oscar_seq_take_advance(struct oscar_seq *seq, const struct oscar_call *call);
-int oscar_seq_take_reserve(struct oscar_seq *seq, const struct oscar_call *call);
-int oscar_seq_take_extend(struct oscar_seq *seq, const struct oscar_call *call);
+int oscar_seq_take_advance(struct oscar_seq *seq, struct oscar_call *call);
+int oscar_seq_take_reserve(struct oscar_seq *seq, struct oscar_call *call);
+int oscar_seq_take_extend(struct oscar_seq *seq, struct oscar_call *call);
 
 /* Closes it, with a message to the daemon or without one. */
 void oscar_seq_end(struct oscar_seq *seq, uint64_t deadline);

@@ -17,17 +17,19 @@ void oscar_seq_touch(struct oscar_seq *seq) {
     forget_tokens(seq);
 }
 
-int oscar_seq_take_extend(struct oscar_seq *seq, const struct oscar_call *call) {
+int oscar_seq_take_extend(struct oscar_seq *seq, struct oscar_call *call) {
     uint32_t hit = call->reply.seq_extend.hit_tokens, in_flight = call->reply.seq_extend.in_flight_tokens;
     uint32_t count = call->request.seq_extend.tokens;
-    /* A caller that has begun to store in the meantime no longer wants it. */
-    if (seq->touched)
-        return oscar_fail(oscar_detail(), OSCAR_ERR_STATE, "the sequence has stored tokens of its own");
     if (hit < seq->hit || hit % OSCAR_PAGE_TOKENS != 0 || hit > count || in_flight < hit || in_flight > count)
         return oscar_fail(oscar_detail(), OSCAR_ERR_PROTOCOL,
                           "seq_extend: hit of %" PRIu32 " after %" PRIu32 ", %" PRIu32 " in flight, for %" PRIu32
                           " tokens",
                           hit, seq->hit, in_flight, count);
+    /* The daemon counts from the longer hit now, and a caller that was told of a timeout counts from the shorter one. */
+    if (!seq->waiting && hit > seq->hit)
+        return oscar_fail(oscar_detail(), OSCAR_ERR_STALE,
+                          "a wait that had run out of time found %" PRIu32 " tokens after all: open the sequence again",
+                          hit);
     uint32_t pages = hit / OSCAR_PAGE_TOKENS, reserved = seq->reserved > hit ? seq->reserved : hit;
     int r = oscar_pages_update(&seq->pages, call->update, call->updates, pages, oscar_pages_of(reserved), seq->stream);
     if (r < 0)
@@ -73,18 +75,12 @@ static int wait_for_writer(struct oscar_seq *seq, uint32_t timeout_ms, bool *ret
     return r;
 }
 
-int oscar_seq_wait(struct oscar_seq *seq, uint32_t timeout_ms) {
-    int r = oscar_seq_check(seq);
-    if (r < 0)
-        return r;
-    if (seq->touched)
-        return oscar_fail(oscar_detail(), OSCAR_ERR_STATE,
-                          "the sequence has stored tokens of its own: there is nothing to wait for");
+static int wait_and_extend(struct oscar_seq *seq, uint32_t timeout_ms) {
     struct oscar_client *client = seq->model->client;
-    r = oscar_seq_settle(seq, oscar_client_deadline(client));
+    int r = oscar_seq_settle(seq, oscar_client_deadline(client));
     if (r < 0 || seq->open_tokens == NULL)
         return r;
-    bool answered;
+    bool answered = false;
     int waited = wait_for_writer(seq, timeout_ms, &answered);
     if (waited < 0 && (waited != OSCAR_ERR_TIMEOUT || !answered))
         return waited;
@@ -93,5 +89,18 @@ int oscar_seq_wait(struct oscar_seq *seq, uint32_t timeout_ms) {
         return oscar_fail(oscar_detail(), waited,
                           "seq_wait: %" PRIu32 " of %" PRIu32 " tokens are there after %" PRIu32 " ms", seq->hit,
                           seq->in_flight, timeout_ms);
+    return r;
+}
+
+int oscar_seq_wait(struct oscar_seq *seq, uint32_t timeout_ms) {
+    int r = oscar_seq_check(seq);
+    if (r < 0)
+        return r;
+    if (seq->touched)
+        return oscar_fail(oscar_detail(), OSCAR_ERR_STATE,
+                          "the sequence has stored tokens of its own: there is nothing to wait for");
+    seq->waiting = true;
+    r = wait_and_extend(seq, timeout_ms);
+    seq->waiting = false;
     return r;
 }

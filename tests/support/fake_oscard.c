@@ -30,7 +30,8 @@
     ((condition) ? (void)0 : (fprintf(stderr, "fake_oscard: %s:%d: %s\n", __FILE__, __LINE__, #condition), abort()))
 
 struct seq {
-    uint32_t committed, told_pages, room_pages, slot;
+    uint32_t committed, room_pages, slot;
+    uint32_t dense_page, dense_id; /* its first own page and that page's id; the others follow, reserved at once */
 };
 
 struct plan {
@@ -226,6 +227,10 @@ static void answer_seq_reserve(struct fake_oscard *fake, struct seq *seq, const 
                                struct oscar_reply *reply) {
     uint32_t pages = (seq->committed + request->seq_reserve.tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
     announce_dense(fake);
+    if (seq->dense_page == 0 && seq->dense_id == 0) {
+        seq->dense_page = seq->room_pages;
+        seq->dense_id = fake->next_dense;
+    }
     for (; seq->room_pages < pages; seq->room_pages++)
         updates(fake)[reply->seq_reserve.updates++] = (struct oscar_page_update){
             .page = seq->room_pages, .ref = oscar_page_ref_make(OSCAR_FORM_DENSE, next_dense(fake))};
@@ -256,10 +261,11 @@ static void answer_seq_fork(struct fake_oscard *fake, const struct seq *parent, 
     updates(fake)[reply->seq_fork.updates++] = (struct oscar_page_update){.page = full, .ref = to};
     child->room_pages = full + 1;
     reply->seq_fork.copies = 1;
-    reply->seq_fork.copy[0] = (struct oscar_page_copy){.from = oscar_page_ref_make(OSCAR_FORM_DENSE, full),
-                                                       .to = to,
-                                                       .page = full,
-                                                       .rows = parent->committed % OSCAR_PAGE_TOKENS};
+    reply->seq_fork.copy[0] = (struct oscar_page_copy){
+        .from = oscar_page_ref_make(OSCAR_FORM_DENSE, parent->dense_id + full - parent->dense_page),
+        .to = to,
+        .page = full,
+        .rows = parent->committed % OSCAR_PAGE_TOKENS};
 }
 
 static uint64_t seq_of(const struct oscar_request *request) {

@@ -30,9 +30,15 @@ int open_model(struct oscar_client *client, struct oscar_model **ret) {
     return oscar_model_open(client, &options, ret);
 }
 
-int fake_setup(void **state) {
+int tokens_setup(void **state) {
+    (void)state;
     for (uint32_t i = 0; i < MAX_TOKENS; i++)
         token_ids[i] = 1000 + i;
+    return 0;
+}
+
+int fake_setup(void **state) {
+    (void)tokens_setup(state);
     struct client_world *world = calloc(1, sizeof(*world));
     if (world == NULL)
         return -1;

@@ -30,9 +30,10 @@ struct client_world {
 /* cmocka set-up and teardown: state is a struct client_world. */
 int world_setup(void **state);
 int world_teardown(void **state);
-/* The same without the model, and without the client. */
+/* The same without the model, and without the client; only what some_tokens() gives. */
 int client_setup(void **state);
 int fake_setup(void **state);
+int tokens_setup(void **state);
 
 int open_client(const struct fake_oscard *fake, struct oscar_client **ret);
 int open_model(struct oscar_client *client, struct oscar_model **ret);

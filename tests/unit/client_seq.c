@@ -338,6 +338,31 @@ static void a_wait_takes_over_what_another_worker_has_computed(void **state) {
     assert_code(OSCAR_ERR_STATE, oscar_seq_wait(seq, 1000));
 }
 
+static void a_hit_that_grows_behind_the_callers_back_ends_the_sequence(void **state) {
+    struct client_world *world = *state;
+    struct oscar_seq *seq, *same;
+    fake_oscard_set_hit(world->fake, 64, 256);
+    assert_ok(oscar_seq_open(world->model, some_tokens(), 300, 0, &seq));
+    assert_ok(oscar_seq_open(world->model, some_tokens(), 300, 0, &same));
+    fake_oscard_hold(world->fake, OSCAR_SEQ_EXTEND);
+    oscar_client_set_timeout(world->client, SHORT_MS);
+    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(seq, 10));
+    fake_oscard_let_go(world->fake, OSCAR_SEQ_EXTEND);
+    fake_oscard_hold(world->fake, OSCAR_SEQ_EXTEND);
+    oscar_client_set_timeout(world->client, 2000);
+    assert_ok(oscar_seq_reserve(seq, 64)); /* nothing was found: the caller's count still holds */
+
+    fake_oscard_set_hit(world->fake, 256, 256);
+    oscar_client_set_timeout(world->client, SHORT_MS);
+    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(same, 10));
+    assert_int_equal(seq_info(same).hit_tokens, 64);
+    fake_oscard_let_go(world->fake, OSCAR_SEQ_EXTEND);
+    oscar_client_set_timeout(world->client, 2000);
+    assert_code(OSCAR_ERR_STALE, oscar_seq_reserve(same, 64)); /* the daemon counts from 256 */
+    assert_code(OSCAR_ERR_STALE, oscar_seq_advance(same, NULL, some_tokens(), 1));
+    oscar_seq_close(same);
+}
+
 static void a_wait_for_a_silent_daemon_ends(void **state) {
     struct client_world *world = *state;
     struct oscar_seq *seq;
@@ -427,6 +452,7 @@ int main(void) {
         WORLD_TEST(a_fork_shares_what_is_sealed_and_copies_the_tail),
         WORLD_TEST(a_copy_to_a_foreign_page_is_refused),
         WORLD_TEST(a_wait_takes_over_what_another_worker_has_computed),
+        WORLD_TEST(a_hit_that_grows_behind_the_callers_back_ends_the_sequence),
         WORLD_TEST(a_wait_for_a_silent_daemon_ends),
         WORLD_TEST(leases_have_a_name_where_they_pin_something),
         WORLD_TEST(a_sequence_that_cannot_be_sealed_can_only_be_closed),

@@ -224,8 +224,9 @@ OSCAR_API int oscar_seq_rows(struct oscar_seq *seq, uint32_t layer, uint32_t kv_
 
 /* `count` more tokens (their ids) are complete in all layers once `stream` has passed this point. Speaks to the daemon only when a
  * page fills or the daemon has something to tell; with a count of 0, always. OSCAR_ERR_NOT_FINITE: an earlier page could not be
- * sealed; the sequence can only be closed. OSCAR_ERR_TIMEOUT or _DISCONNECTED, and whatever else the daemon answers: the tokens
- * are committed all the same (committed_tokens says so) and are told to the daemon by a later call: do not give them again. */
+ * sealed; the sequence can only be closed. OSCAR_ERR_TIMEOUT, _DISCONNECTED, and whatever else the daemon answers: the tokens are
+ * committed all the same (committed_tokens says so) and are told to the daemon by a later call: do not give them again. Nothing is
+ * committed with OSCAR_ERR_INVALID (more than is reserved), _NO_MEMORY and _STATE. */
 OSCAR_API int oscar_seq_advance(struct oscar_seq *seq, struct oscar_stream *stream, const uint32_t *tokens, uint32_t count);
 
 /* A second sequence with the same committed tokens: sealed pages are shared, the unsealed tail is copied. */
