@@ -34,7 +34,7 @@ static void send_collected(struct session *session) {
         r = loop_link_send(session->link, OSCAR_RECORD_NOTICE, serve->payload, (uint32_t)bytes, announcements->fd, fds);
     if (r == OSCAR_ERR_LIMIT)
         serve->counters.queue_overflows++;
-    else if (r < 0 && session->broken_why == NULL)
+    else if (r < 0 && r != OSCAR_ERR_DISCONNECTED && session->broken_why == NULL)
         session->broken_why = "its chunks could not be announced";
     serve->counters.chunks_announced += fds;
     clear(announcements);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -42,6 +43,9 @@ int peer_read(int socket, struct peer *ret) {
             }
         }
     }
+    struct stat status;
+    if (peer.pidfd >= 0 && fstat(peer.pidfd, &status) == 0)
+        peer.pidfd_inode = status.st_ino;
     *ret = peer;
     return 0;
 }

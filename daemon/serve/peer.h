@@ -10,6 +10,9 @@ struct peer {
     pid_t pid; /* 0 when it is in a PID namespace that we do not see */
     uid_t uid;
     gid_t gid;
+    /* With `pid` it tells processes apart: of its own for each on Linux 6.9, where pid may be 0 for many; else the same
+     * for all. */
+    ino_t pidfd_inode;
     int pidfd; /* readable when the process has exited; -1: `exited`, or this kernel has none */
     bool exited;
 };

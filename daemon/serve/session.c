@@ -41,7 +41,8 @@ void session_over(void *arg, void *client_arg) {
 unsigned session_quarantined(const struct session *session) {
     unsigned count = 0;
     for (const struct session *other = session->serve->sessions; other != NULL; other = other->next)
-        count += other->link == NULL && other->peer.pid == session->peer.pid;
+        count += other->link == NULL && other->peer.pid == session->peer.pid &&
+                 other->peer.pidfd_inode == session->peer.pidfd_inode;
     return count;
 }
 

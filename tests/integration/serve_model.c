@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/geometry.h"
@@ -222,6 +223,37 @@ static void who_waits_with_too_many_requests_is_told(void **state) {
     raw_worker_close(&worker);
 }
 
+/* What an ended connection's process may still touch is kept until it exits: a process that does it on and on is stopped. */
+static void a_process_that_ends_connections_with_models_for_ever_is_refused(void **state) {
+    const struct test_daemon *daemon = *state;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        unsigned ended = 0;
+        for (int error = 0; error == 0 && ended < 300; ended++) {
+            struct oscar_request request = raw_worker_model_request("default");
+            struct oscar_reply reply;
+            int fd = peer_connect_greeted(daemon->socket, "for ever");
+            request.id = 2;
+            if (fd < 0 || !peer_call(fd, &request, &reply))
+                _exit(1);
+            error = reply.error;
+            if (error != 0 && error != OSCAR_ERR_LIMIT)
+                _exit(2);
+            close(fd);
+        }
+        _exit(ended >= 256 && ended < 300 ? 0 : 3);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    struct raw_worker worker; /* its exit has ended it; others never noticed */
+    raw_worker_open(daemon, &worker);
+    (void)raw_worker_open_model(&worker, "default");
+    raw_worker_close(&worker);
+}
+
 static void a_killed_daemons_successor_serves_the_same_request_again(void **state) {
     (void)state;
     struct test_daemon *daemon = daemon_start(NULL);
@@ -258,6 +290,7 @@ int main(void) {
         cmocka_unit_test(what_one_worker_seals_another_finds),
         cmocka_unit_test(a_wait_is_answered_when_its_time_is_over_and_others_are_served_meanwhile),
         cmocka_unit_test(who_waits_with_too_many_requests_is_told),
+        cmocka_unit_test(a_process_that_ends_connections_with_models_for_ever_is_refused),
         cmocka_unit_test(a_killed_daemons_successor_serves_the_same_request_again),
     };
     return cmocka_run_group_tests(tests, start, stop);
