@@ -21,7 +21,7 @@ enum loop_engine { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
 /* AUTO falls back to epoll with one log line that says why. */
 int loop_new(enum loop_engine engine, struct loop **ret, struct oscar_cause *cause);
 void loop_free(struct loop *loop);
-const char *loop_engine_name(const struct loop *loop); /* "io_uring", "epoll" */
+const char *loop_engine_name(const struct loop *loop);      /* "io_uring", "epoll" */
 int loop_run(struct loop *loop, struct oscar_cause *cause); /* until loop_stop; 0 or a negative error */
 void loop_stop(struct loop *loop);
 uint64_t loop_now_ns(const struct loop *loop); /* CLOCK_MONOTONIC, read once a wake-up */
@@ -51,8 +51,8 @@ int loop_link_open(struct loop *loop, int socket, const struct loop_link_handler
                    struct loop_link **ret);
 /* Queues one record; bytes are copied, descriptors duplicated (the caller keeps its own). OSCAR_ERR_LIMIT when the
  * queue is full (the link is then lost), OSCAR_ERR_DISCONNECTED after `gone`. */
-int loop_link_send(struct loop_link *link, enum oscar_record_kind kind, const void *payload, uint32_t bytes, const int *fd,
-                   unsigned fds);
+int loop_link_send(struct loop_link *link, enum oscar_record_kind kind, const void *payload, uint32_t bytes,
+                   const int *fd, unsigned fds);
 /* Sends what is queued if `flush` (for two seconds at most), then closes; no callback afterwards. */
 void loop_link_close(struct loop_link *link, bool flush);
 /* Descriptors that peers have sent on all links so far; every one was closed. */

@@ -134,5 +134,5 @@ int ctl_events(const struct ctl *ctl, struct oscar_cause *cause) {
         r = take_snapshot(ctl, false, &at, cause);
     if (r == 0)
         r = ctl_print_json(position_json("following", &at), cause);
-    return r < 0 ? r : follow(ctl, subscription, at, cause);
+    return r != 0 ? r : follow(ctl, subscription, at, cause);
 }

@@ -23,6 +23,7 @@ int arena_shape_for(const struct memory *memory, uint64_t page_bytes, struct are
         if (stride == page_bytes)
             break;
     }
+    assert(best.chunk_pages > 0);
     uint64_t chunks = memory->options.budget_bytes / (best.stride * best.chunk_pages);
     if (chunks == 0)
         return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "a chunk of %llu bytes does not fit the budget of %llu",

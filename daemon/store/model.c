@@ -196,6 +196,7 @@ int model_get(struct store *store, struct store_client *client, uint64_t handle,
               struct oscar_cause *cause) {
     int error;
     struct store_model *model = handle_get(&store->models, handle, &error);
+    assert(model || error < 0);
     if (!model)
         return oscar_fail(cause, error, "no model 0x%llx", (unsigned long long)handle);
     struct binding *binding = binding_find(client, model);

@@ -22,6 +22,7 @@ static void pack_run(struct pool_job *job) {
 }
 
 static bool queue_reserve(struct pack_queue *queue) {
+    assert(queue->count <= queue->capacity);
     if (queue->count < queue->capacity)
         return true;
     uint32_t capacity = queue->capacity ? queue->capacity * 2 : 256;

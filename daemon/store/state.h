@@ -171,8 +171,8 @@ struct seq {
     uint32_t retireds, retired_capacity;
     uint32_t *tokens; /* ids of positions token_page * 64 .. committed_tokens - 1 */
     uint32_t token_page, token_capacity;
-    uint32_t
-        hold[OSCAR_MAX_COPIES]; /* sources of its copies as a fork: kept until its counter reaches 1 or it is closed */
+    /* Sources of its copies as a fork: kept until its counter reaches 1 or it is closed. */
+    uint32_t hold[OSCAR_MAX_COPIES];
     uint32_t holds;
     struct promise promise;
     struct flight flight;
@@ -243,8 +243,8 @@ struct store {
     uint64_t born;
     uint32_t oldest, newest; /* pages that can be found, in the order of publishing */
     uint64_t linked;
-    uint64_t
-        form_pages[OSCAR_FORMS]; /* pages, found or not, by the form in which they serve: the best that they have */
+    /* Pages, found or not, by the form in which they serve: the best that they have. */
+    uint64_t form_pages[OSCAR_FORMS];
     struct handle_table models, seqs, leases, promises;
     LIST_HEAD(client_list, store_client) clients;
     uint32_t client_count, client_number;
@@ -303,13 +303,13 @@ void tree_dense_release(struct store *store, uint32_t node);
 void tree_recent_release(struct store *store, uint32_t node);
 /* After any change of a node: gives the dense slot back if nobody needs it, makes the node evictable or not, frees it if it
  * is unlinked and unreferenced. */
-void tree_settle(struct store *store, uint32_t node);
+void tree_settle(struct store *store, uint32_t index);
 /* Takes it out of look-up, snapshot and eviction. */
-void tree_unlink(struct store *store, uint32_t node);
+void tree_unlink(struct store *store, uint32_t index);
 /* Frees the evictable page that has been unused for longest. False when there is none. */
 bool tree_evict(struct store *store);
 /* Unlinks and frees an evictable page. */
-void tree_free_leaf(struct store *store, uint32_t node);
+void tree_free_leaf(struct store *store, uint32_t index);
 
 /* --- space.c --- */
 
@@ -415,7 +415,7 @@ static inline bool seal_pending(const struct seq *seq) { return seal_reach(seq) 
 
 /* --- pack.c --- */
 
-void pack_want(struct store *store, uint32_t node);
+void pack_want(struct store *store, uint32_t index);
 void pack_dispatch(struct store *store);
 void pack_finished(struct pool_job *job);
 
@@ -461,7 +461,7 @@ void lease_free(struct lease *lease);
 
 /* --- events.c --- */
 
-void event_page(struct store *store, enum oscar_event_kind kind, uint32_t node);
+void event_page(struct store *store, enum oscar_event_kind kind, uint32_t index);
 void event_cleared(struct store *store, const struct store_model *model); /* NULL: all */
 
 #endif

@@ -80,7 +80,7 @@ void store_poll(struct store *store, uint64_t now_ns);
 int store_model_open(struct store *store, struct store_client *client, const struct oscar_identity *identity,
                      struct oscar_calibration *calibration, int calibration_fd, int turns_fd,
                      struct oscar_reply *ret_reply, int ret_fd[2], unsigned *ret_fds, struct oscar_cause *cause);
-int store_model_close(struct store *store, struct store_client *client, uint64_t model, struct oscar_cause *cause);
+int store_model_close(struct store *store, struct store_client *client, uint64_t handle, struct oscar_cause *cause);
 /* A loaded calibration of this digest and geometry, if some model has it: then the caller need not load it again. */
 bool store_knows_model(struct store *store, const struct oscar_identity *identity);
 
@@ -110,7 +110,8 @@ uint64_t store_next_deadline(const struct store *store);
 struct store_flush {
     uint64_t pages_freed, bytes_freed, pages_deferred, bytes_deferred;
 };
-void store_flush(struct store *store, const struct oscar_digest *model /* NULL: all */, struct store_flush *ret);
+void store_flush(struct store *store, const struct oscar_digest *digest /* of a model; NULL: all */,
+                 struct store_flush *ret);
 /* Fills at most `capacity` events (kind STORED, form as now) of pages that can be found, from `cursor` on, parents first;
  * *ret_next 0 at the end. */
 uint32_t store_snapshot(struct store *store, uint64_t cursor, struct oscar_event *ret_events, uint32_t capacity,

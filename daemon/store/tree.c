@@ -111,7 +111,7 @@ int tree_insert(struct store *store, struct store_model *model, uint32_t parent,
     uint32_t index;
     if (r == 0)
         r = meta_node_take(&store->meta, &index, cause);
-    if (r < 0)
+    if (r != 0)
         return r;
 
     struct node_cold *cold = &store->meta.cold[index];

@@ -83,7 +83,8 @@ OSCAR_API const char *oscar_error_detail(void);
 
 struct oscar_client_options {
     size_t size;
-    const char *socket;  /* path; NULL: $OSCAR_SOCKET, else $XDG_RUNTIME_DIR/oscard/worker.sock, else /run/oscard/worker.sock */
+    /* Path; NULL: $OSCAR_SOCKET, else $XDG_RUNTIME_DIR/oscard/worker.sock, else /run/oscard/worker.sock. */
+    const char *socket;
     const char *name;    /* shown to operators; NULL: the program's name */
     const char *group;   /* workers of one group may adopt each other's leases; NULL: "" */
     uint32_t timeout_ms; /* of every call that speaks to the daemon; 0: 5000 */
@@ -110,13 +111,15 @@ OSCAR_API int oscar_client_ping(struct oscar_client *client);
 
 struct oscar_stream_params {
     size_t size;
-    uint32_t threads;     /* host: CPU threads a call may use; 0: 1 */
+    uint32_t threads;      /* host: CPU threads a call may use; 0: 1 */
     uint32_t asynchronous; /* host: 1 = calls return at once, work runs in a thread of the stream */
-    void *native;         /* GPU: the worker's stream (CUstream); must outlive the object */
+    void *native;          /* GPU: the worker's stream (CUstream); must outlive the object */
 };
 
-OSCAR_API int oscar_stream_open(struct oscar_client *client, const struct oscar_stream_params *params, struct oscar_stream **ret_stream);
-OSCAR_API int oscar_stream_wait(struct oscar_stream *stream, uint32_t timeout_ms); /* 0, _TIMEOUT, or the work's first failure */
+OSCAR_API int oscar_stream_open(struct oscar_client *client, const struct oscar_stream_params *params,
+                                struct oscar_stream **ret_stream);
+/* 0, OSCAR_ERR_TIMEOUT, or the work's first failure. */
+OSCAR_API int oscar_stream_wait(struct oscar_stream *stream, uint32_t timeout_ms);
 /* Enqueues a call of `function`. */
 OSCAR_API int oscar_stream_call(struct oscar_stream *stream, void (*function)(void *), void *argument);
 OSCAR_API void oscar_stream_close(struct oscar_stream *stream); /* waits for its work; NULL is fine */
@@ -129,18 +132,19 @@ struct oscar_model_options {
     const uint8_t *weights_digest; /* 32 bytes that name the weights: required */
     const char *revision;          /* required, e.g. "main" */
     const uint8_t *rope_digest;    /* 32 bytes that name the RoPE parameters: required */
-    const char *calibration;       /* name of a file in the daemon's folder, hex digest, or NULL: the default (Hadamard) */
-    const char *adapter;           /* NULL: "none" */
+    const char *calibration; /* name of a file in the daemon's folder, hex digest, or NULL: the default (Hadamard) */
+    const char *adapter;     /* NULL: "none" */
     uint32_t shard_rank;
-    uint32_t shard_size;           /* 0: 1 */
+    uint32_t shard_size; /* 0: 1 */
 };
 
 /* Fills page, sink and recent sizes of the geometry with the layout's values. */
-OSCAR_API void oscar_geometry_init(struct oscar_geometry *geometry, uint32_t layers, uint32_t query_heads, uint32_t kv_heads,
-                                   uint32_t head_dim, uint32_t dtype);
+OSCAR_API void oscar_geometry_init(struct oscar_geometry *geometry, uint32_t layers, uint32_t query_heads,
+                                   uint32_t kv_heads, uint32_t head_dim, uint32_t dtype);
 
 /* OSCAR_ERR_GEOMETRY, _IDENTITY, _CALIBRATION, _NO_SPACE (the budget cannot hold one page), _LIMIT. */
-OSCAR_API int oscar_model_open(struct oscar_client *client, const struct oscar_model_options *options, struct oscar_model **ret_model);
+OSCAR_API int oscar_model_open(struct oscar_client *client, const struct oscar_model_options *options,
+                               struct oscar_model **ret_model);
 /* Closes its sequences and leases too. NULL is fine. */
 OSCAR_API void oscar_model_close(struct oscar_model *model);
 
@@ -156,7 +160,8 @@ OSCAR_API int oscar_model_info(const struct oscar_model *model, struct oscar_mod
 
 /* The rotation that store applies to K (side 0) or V (side 1) of a KV head, as a matrix R [head_dim][head_dim] row-major, x' = x R:
  * for a worker that writes rotated rows itself (oscar_seq_rows). */
-OSCAR_API int oscar_model_rotation(const struct oscar_model *model, uint32_t layer, uint32_t kv_head, unsigned side, float *ret_matrix);
+OSCAR_API int oscar_model_rotation(const struct oscar_model *model, uint32_t layer, uint32_t kv_head, unsigned side,
+                                   float *ret_matrix);
 
 /* --- probe and lease ---------------------------------------------------------------------------------------------- */
 
@@ -167,15 +172,15 @@ struct oscar_probe_result {
 
 /* How much of `tokens` is cached. Pins nothing, unless `ret_lease` is given: then the hit pages stay until the lease is closed
  * or its owner's connection ends. With a hit of 0 the lease pins nothing, and closes all the same. */
-OSCAR_API int oscar_probe(struct oscar_model *model, const uint32_t *tokens, uint32_t count, struct oscar_probe_result *ret_result,
-                          struct oscar_lease **ret_lease);
+OSCAR_API int oscar_probe(struct oscar_model *model, const uint32_t *tokens, uint32_t count,
+                          struct oscar_probe_result *ret_result, struct oscar_lease **ret_lease);
 
 #define OSCAR_LEASE_SECRET 16
 /* A name by which another process of the same user and client group adopts the lease (send it by any means). */
 OSCAR_API int oscar_lease_secret(const struct oscar_lease *lease, uint8_t ret_secret[OSCAR_LEASE_SECRET]);
 /* Takes a lease over from another process: from now on it lives as long as this one's connection. OSCAR_ERR_NOT_FOUND. */
-OSCAR_API int oscar_lease_adopt(struct oscar_model *model, const uint8_t secret[OSCAR_LEASE_SECRET], struct oscar_lease **ret_lease,
-                                uint32_t *ret_hit_tokens);
+OSCAR_API int oscar_lease_adopt(struct oscar_model *model, const uint8_t secret[OSCAR_LEASE_SECRET],
+                                struct oscar_lease **ret_lease, uint32_t *ret_hit_tokens);
 OSCAR_API void oscar_lease_close(struct oscar_lease *lease); /* NULL is fine */
 
 /* --- sequence ------------------------------------------------------------------------------------------------------ */
@@ -188,7 +193,7 @@ enum oscar_seq_flags {
 struct oscar_seq_info {
     size_t size;
     uint32_t hit_tokens;       /* at open: positions below need no computing */
-    uint32_t in_flight_tokens; /* at open (or the last wait): > hit_tokens while another worker computes the same prefix */
+    uint32_t in_flight_tokens; /* at open or the last wait: > hit_tokens while another worker computes the prefix */
     uint32_t committed_tokens; /* hit + advanced */
     uint32_t reserved_tokens;  /* room up to this length */
     uint32_t sealed_tokens;    /* published or found: others can hit them; behind committed by the tail and by fences */
@@ -197,7 +202,8 @@ struct oscar_seq_info {
 
 /* `count` may be 0 (an empty prompt). The hit never exceeds `count` rounded down to pages. OSCAR_ERR_LIMIT beyond
  * OSCAR_MAX_SEQUENCE_TOKENS. Tokens are copied. */
-OSCAR_API int oscar_seq_open(struct oscar_model *model, const uint32_t *tokens, uint32_t count, uint32_t flags, struct oscar_seq **ret_seq);
+OSCAR_API int oscar_seq_open(struct oscar_model *model, const uint32_t *tokens, uint32_t count, uint32_t flags,
+                             struct oscar_seq **ret_seq);
 /* Where another worker computes the missing prefix: waits until it has sealed it, has given up, or timeout_ms is over, and takes
  * over what is there; only before the first store. The new hit is in oscar_seq_info; OSCAR_ERR_TIMEOUT leaves the sequence usable. */
 OSCAR_API int oscar_seq_wait(struct oscar_seq *seq, uint32_t timeout_ms);
@@ -214,20 +220,21 @@ struct oscar_tensor {
 
 /* Writes K, V of positions first .. first + count - 1 of one layer. Positions below the committed length are ignored; uncommitted
  * ones may be written again. OSCAR_ERR_NO_SPACE beyond the reserved length, OSCAR_ERR_NOT_FINITE (host: at once). */
-OSCAR_API int oscar_seq_store(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t layer, uint32_t first, uint32_t count,
-                              const struct oscar_tensor *k, const struct oscar_tensor *v);
+OSCAR_API int oscar_seq_store(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t layer, uint32_t first,
+                              uint32_t count, const struct oscar_tensor *k, const struct oscar_tensor *v);
 
 /* Where the rotated BF16 rows of an uncommitted position lie, for a worker's own kernel: K and V rows of `kv_head`, contiguous by
  * token up to the end of the page (`ret_rows` of them from `position` on, head_dim elements each). */
-OSCAR_API int oscar_seq_rows(struct oscar_seq *seq, uint32_t layer, uint32_t kv_head, uint32_t position, void **ret_k, void **ret_v,
-                             uint32_t *ret_rows);
+OSCAR_API int oscar_seq_rows(struct oscar_seq *seq, uint32_t layer, uint32_t kv_head, uint32_t position, void **ret_k,
+                             void **ret_v, uint32_t *ret_rows);
 
 /* `count` more tokens (their ids) are complete in all layers once `stream` has passed this point. Speaks to the daemon only when a
  * page fills or the daemon has something to tell; with a count of 0, always. OSCAR_ERR_NOT_FINITE: an earlier page could not be
  * sealed; the sequence can only be closed. OSCAR_ERR_TIMEOUT, _DISCONNECTED, and whatever else the daemon answers: the tokens are
  * committed all the same (committed_tokens says so) and are told to the daemon by a later call: do not give them again. Nothing is
  * committed with OSCAR_ERR_INVALID (more than is reserved), _NO_MEMORY and _STATE. */
-OSCAR_API int oscar_seq_advance(struct oscar_seq *seq, struct oscar_stream *stream, const uint32_t *tokens, uint32_t count);
+OSCAR_API int oscar_seq_advance(struct oscar_seq *seq, struct oscar_stream *stream, const uint32_t *tokens,
+                                uint32_t count);
 
 /* A second sequence with the same committed tokens: sealed pages are shared, the unsealed tail is copied. */
 OSCAR_API int oscar_seq_fork(struct oscar_seq *seq, struct oscar_stream *stream, struct oscar_seq **ret_seq);
@@ -239,13 +246,13 @@ OSCAR_API void oscar_seq_close(struct oscar_seq *seq);
 
 struct oscar_attend_query {
     struct oscar_seq *seq;
-    uint32_t tokens;          /* attend over the first `tokens` tokens (stored ones, committed or not); 0: all committed */
-    uint32_t rows;            /* query rows; row i stands at position tokens - rows + i and sees positions up to its own */
-    const void *q;            /* element (row, query head, dim) at q + row*q_row_stride + head*q_head_stride + dim */
+    uint32_t tokens; /* attend over the first `tokens` tokens (stored ones, committed or not); 0: all committed */
+    uint32_t rows;   /* query rows; row i stands at position tokens - rows + i and sees positions up to its own */
+    const void *q;   /* element (row, query head, dim) at q + row*q_row_stride + head*q_head_stride + dim */
     int64_t q_row_stride, q_head_stride;
-    void *out;                /* likewise */
+    void *out; /* likewise */
     int64_t out_row_stride, out_head_stride;
-    float *lse;               /* [rows][query_heads] natural log-sum-exp of the scaled scores, or NULL */
+    float *lse; /* [rows][query_heads] natural log-sum-exp of the scaled scores, or NULL */
 };
 
 /* A ragged batch over one layer, all sequences of `model`: decode with one row a sequence, prefill with many. `softmax_scale` 0:
