@@ -117,9 +117,9 @@ struct oscar_page_copy {
 
 struct oscar_reply {
     uint64_t id;
-    enum oscar_verb
-        verb;  /* of the request that it answers, on the wire too; model_close, lease_close, seq_close and ping
-                             have no body in a reply, an error has none either */
+    /* Of the request that it answers, on the wire too. Model_close, lease_close, seq_close and ping have no body in a
+     * reply; an error has none either. */
+    enum oscar_verb verb;
     int error; /* 0 or a negative enum oscar_error, perhaps one that a newer minor version added */
     char cause[OSCAR_CAUSE_BYTES];
     union {

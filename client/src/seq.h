@@ -33,8 +33,7 @@ struct oscar_seq {
     uint32_t *pending; /* [committed - told] ids, oldest first */
     uint32_t pending_capacity;
 
-    uint32_t
-        *open_tokens; /* [open_count] while somebody else computes them and this sequence can still wait for that */
+    uint32_t *open_tokens; /* [open_count] while somebody else computes them and this sequence can wait for that */
     uint32_t open_count;
     bool touched; /* something was stored: it can no longer wait */
     bool waiting; /* inside oscar_seq_wait(): the hit may grow */
