@@ -216,10 +216,11 @@ int oscar_model_open(struct oscar_client *client, const struct oscar_model_optio
     if (r < 0)
         return r;
     _cleanup_(cleanup_memory) struct oscar_model_memory *memory = calloc(1, sizeof(*memory));
+    if (memory != NULL)
+        atomic_init(&memory->references, 1);
     _cleanup_free_ struct oscar_model *model = calloc(1, sizeof(*model));
     if (memory == NULL || model == NULL)
         return oscar_fail(oscar_detail(), OSCAR_ERR_NO_MEMORY, "no memory for a model");
-    atomic_init(&memory->references, 1);
     _cleanup_call_ struct oscar_call *call = oscar_call_new(client->connection, OSCAR_MODEL_OPEN);
     if (call == NULL)
         return OSCAR_ERR_NO_MEMORY;
