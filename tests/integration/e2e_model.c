@@ -216,8 +216,8 @@ int e2e_try_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struc
         if (r == OSCAR_ERR_NO_SPACE)
             return r;
         MUST(r);
-        e2e_store(worker, seq, NULL, text, first, count);
-        MUST(oscar_seq_advance(seq, NULL, text->ids + first, count));
+        e2e_store(worker, seq, worker->stream, text, first, count);
+        MUST(oscar_seq_advance(seq, worker->stream, text->ids + first, count));
         first += count;
     }
     return 0;
@@ -345,7 +345,9 @@ static void check_batch(struct e2e_worker *worker, struct oscar_seq *seq, const 
                                            .out = out,
                                            .out_row_stride = (int64_t)row,
                                            .out_head_stride = (int64_t)head};
-        MUST(oscar_attend(worker->model, NULL, layer, 0, &query, 1));
+        MUST(oscar_attend(worker->model, worker->stream, layer, 0, &query, 1));
+        if (worker->stream != NULL)
+            MUST(oscar_stream_wait(worker->stream, SETTLE_MS));
         for (uint32_t i = 0; i < count; i++) {
             for (uint32_t h = 0; h < geometry->query_heads; h++) {
                 if (e2e_is_int2(worker, text, layer, h, positions[i], out + i * row + h * head))

@@ -56,6 +56,7 @@ struct e2e_worker {
     struct oscar_model *model;
     struct oscar_geometry geometry;
     struct oscar_calibration *calibration; /* the default */
+    struct oscar_stream *stream;           /* of extend and of the checks; NULL: inside the calls */
 };
 
 /* Two layers, 4 query and 2 KV heads of 64: 64 KiB a dense page, 10 KiB a packed one. */

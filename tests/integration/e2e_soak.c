@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Long sessions of agents, in small: several processes, shared prefixes, branches, forks, a cache that is too small, INT2, and now and
- * then a worker that is killed. Every output must be what a worker alone in its own cache would see: the right token's row, as stored
- * or as the codec leaves it.
+ * Long sessions of agents, in small: several processes, shared prefixes, branches, forks, a cache that is too small, INT2, devices that
+ * lag behind, flushes, and now and then a worker that is killed. Every output must be what a worker alone in its own cache would see:
+ * the right token's row, as stored or as the codec leaves it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,6 +25,7 @@
 #define SESSIONS 4U /* of each worker at a time */
 #define OPERATIONS 600U
 #define MAX_TOKENS 1200U
+#define FLIGHT_MS 20 /* for a prefix that another agent computes */
 
 struct session {
     struct oscar_seq *seq;
@@ -34,6 +35,7 @@ struct session {
 struct agent {
     struct e2e_worker worker;
     struct session session[SESSIONS];
+    struct oscar_lease *lease;
     uint64_t random;
     uint32_t checked_int2, checked_bf16, refused, hits;
 };
@@ -41,6 +43,7 @@ struct agent {
 struct start {
     const char *socket;
     uint64_t seed;
+    bool asynchronous; /* the agent's device is a stream of its own */
 };
 
 static uint32_t below(struct agent *agent, uint32_t bound) { return (uint32_t)(e2e_random(&agent->random) % bound); }
@@ -80,10 +83,25 @@ static void extend(struct agent *agent, struct session *session) {
     check(agent, session);
 }
 
+/* As a scheduler does it: what is there stays there until it is opened, or until something else is looked up. */
+static void look_up(struct agent *agent, const struct text *text) {
+    struct oscar_probe_result result;
+    oscar_lease_close(agent->lease);
+    MUST(oscar_probe(agent->worker.model, text->ids, text->count, &result, &agent->lease));
+}
+
 static void begin_session(struct agent *agent, struct session *session) {
     session->text = new_text(agent);
+    if (below(agent, 3) == 0)
+        look_up(agent, &session->text);
     uint32_t flags = below(agent, 4) == 0 ? OSCAR_SEQ_DENSE_TAIL : 0;
     session->seq = e2e_open(&agent->worker, &session->text, session->text.count, flags);
+    struct oscar_seq_info info = e2e_info(session->seq);
+    if (info.in_flight_tokens > info.hit_tokens && below(agent, 2) == 0) {
+        int r = oscar_seq_wait(session->seq, FLIGHT_MS);
+        if (r != OSCAR_ERR_TIMEOUT)
+            MUST(r);
+    }
     agent->hits += e2e_info(session->seq).hit_tokens > 0;
     check(agent, session);
     extend(agent, session);
@@ -92,7 +110,7 @@ static void begin_session(struct agent *agent, struct session *session) {
 static void fork_session(struct agent *agent, struct session *from, struct session *to) {
     if (to->seq != NULL)
         end_session(to);
-    int r = oscar_seq_fork(from->seq, NULL, &to->seq);
+    int r = oscar_seq_fork(from->seq, agent->worker.stream, &to->seq);
     if (r == OSCAR_ERR_NO_SPACE) {
         to->seq = NULL;
         agent->refused++;
@@ -133,6 +151,10 @@ static int play_agent(struct line_pipe *pipe, void *argument) {
     e2e_child();
     struct agent agent = {.random = start->seed};
     e2e_worker_open(&agent.worker, start->socket, "agent");
+    if (start->asynchronous) {
+        struct oscar_stream_params params = {.size = sizeof(params), .asynchronous = 1};
+        MUST(oscar_stream_open(agent.worker.client, &params, &agent.worker.stream));
+    }
     for (unsigned i = 0; i < OPERATIONS; i++) {
         operate(&agent);
         if (i % 16 == 15 && line_tell(pipe, "going") < 0)
@@ -142,6 +164,8 @@ static int play_agent(struct line_pipe *pipe, void *argument) {
         if (agent.session[i].seq != NULL)
             check(&agent, &agent.session[i]), end_session(&agent.session[i]);
     }
+    oscar_lease_close(agent.lease);
+    oscar_stream_close(agent.worker.stream);
     e2e_worker_close(&agent.worker);
     line_tell(pipe, "done int2=%u bf16=%u refused=%u hits=%u", agent.checked_int2, agent.checked_bf16, agent.refused,
               agent.hits);
@@ -159,7 +183,7 @@ static void agents_that_share_fork_evict_and_die_read_only_their_own_tokens(void
     uint64_t seed = take_seed();
     print_message("seed %llu (OSCAR_TEST_SEED)\n", (unsigned long long)seed);
     for (unsigned i = 0; i < WORKERS; i++) {
-        start[i] = (struct start){e2e_socket(*state), seed * WORKERS + i};
+        start[i] = (struct start){e2e_socket(*state), seed * WORKERS + i, i > 0};
         assert_int_equal(worker_fork(&process[i], "agent", play_agent, &start[i]), 0);
     }
     /* The last one is killed somewhere on its way, again and again. */
@@ -168,6 +192,7 @@ static void agents_that_share_fork_evict_and_die_read_only_their_own_tokens(void
         for (unsigned i = 0; i <= death; i++)
             assert_int_equal(line_hear(&process[WORKERS - 1].pipe, line, sizeof(line), ANSWER_MS), 0);
         worker_end(&process[WORKERS - 1]);
+        e2e_flush(*state);
         start[WORKERS - 1].seed += 1000003;
         assert_int_equal(worker_fork(&process[WORKERS - 1], "agent", play_agent, &start[WORKERS - 1]), 0);
     }
