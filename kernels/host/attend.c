@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The plan of attention on the host. Every (item, KV head) is cut into blocks of query columns, every block's pages into
- * chunks, by shape alone; chunks are independent tasks and are merged in order, so the result repeats bit for bit whatever
- * the number of threads. Three passes over the pool: rotate and prepare the queries, attend to the chunks, merge and
- * un-rotate. Blocks are taken in waves, so that partial results of a large batch do not need memory all at once.
+ * chunks, by shape alone; each chunk is summed by itself and the chunks are merged in order, so the result repeats bit for bit
+ * whatever the number of threads and the tasks they make. Three passes over the pool: rotate and prepare the queries, attend to
+ * the chunks, merge and un-rotate. Blocks are taken in waves, so that partial results of a large batch do not need memory all
+ * at once.
  */
 #include "kernels/host/attend.h"
 
