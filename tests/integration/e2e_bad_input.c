@@ -128,6 +128,13 @@ static void counts_of_nothing_and_of_far_too_much_are_answered(void **state) {
     struct oscar_lease *lease;
     MUST(oscar_probe(model, NULL, 0, &result, &lease));
     oscar_lease_close(lease);
+    uint32_t *longest = calloc(OSCAR_MAX_SEQUENCE_TOKENS, sizeof(*longest));
+    assert_non_null(longest);
+    MUST(oscar_probe(model, longest, OSCAR_MAX_SEQUENCE_TOKENS, &result, NULL));
+    assert_int_equal(result.hit_tokens, 0);
+    MUST(oscar_seq_open(model, longest, OSCAR_MAX_SEQUENCE_TOKENS, 0, &none));
+    oscar_seq_close(none);
+    free(longest);
     for (size_t i = 0; i < sizeof(far_too_many) / sizeof(far_too_many[0]); i++) {
         uint32_t count = far_too_many[i];
         REFUSED(oscar_probe(model, ids, count, &result, NULL), OSCAR_ERR_LIMIT);

@@ -5,10 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "tests/integration/e2e_daemon.h"
 #include "tests/integration/e2e_model.h"
+#include "tests/support/worker_process.h"
+
+#define ANSWER_MS 30000
+#define OTHER_USER 65534U
 
 static const uint8_t other_digest[32] = "something else";
 
@@ -117,6 +123,66 @@ static void a_missing_field_is_refused_in_words(void **state) {
     e2e_worker_close(&worker);
 }
 
+struct stranger {
+    const struct test_daemon *daemon;
+    const struct text *text;
+};
+
+/* Another user with the very same model and text. */
+static int come_as_another_user(struct line_pipe *pipe, void *argument) {
+    const struct stranger *stranger = argument;
+    e2e_child();
+    if (setgid(OTHER_USER) < 0 || setuid(OTHER_USER) < 0)
+        return 1;
+    struct e2e_worker worker;
+    e2e_worker_open(&worker, stranger->daemon->socket, "stranger");
+    line_tell(pipe, "hit %u", e2e_probe(&worker, stranger->text, stranger->text->count));
+    struct oscar_seq *seq = e2e_open(&worker, stranger->text, stranger->text->count, 0);
+    e2e_extend(&worker, seq, stranger->text, stranger->text->count);
+    line_tell(pipe, "hit %u", e2e_probe(&worker, stranger->text, stranger->text->count));
+    e2e_worker_close(&worker);
+    return 0;
+}
+
+static void another_user_is_another_tenant_whatever_they_say(void **state) {
+    if (geteuid() != 0)
+        skip();
+    struct test_daemon *daemon = *state;
+    assert_int_equal(chmod(daemon->base, 0755), 0);
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 1, 320);
+    e2e_worker_open(&worker, daemon->socket, "owner");
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+    e2e_extend(&worker, seq, &text, text.count);
+    assert_int_equal(e2e_probe(&worker, &text, text.count), 320);
+    struct stranger stranger = {daemon, &text};
+    struct worker_process process;
+    char line[64];
+    int status;
+    assert_int_equal(worker_fork(&process, "stranger", come_as_another_user, &stranger), 0);
+    assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+    assert_string_equal(line, "hit 0");
+    assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+    assert_string_equal(line, "hit 320");
+    assert_int_equal(worker_wait(&process, ANSWER_MS, &status), 0);
+    assert_int_equal(status, 0);
+    worker_end(&process);
+    e2e_worker_close(&worker);
+    text_free(&text);
+}
+
+static int start_for_all(void **state) {
+    static const char *const flags[] = {"--daemon-socket-mode", "0666", NULL};
+    *state = daemon_start(flags);
+    return 0;
+}
+
+static int stop_for_all(void **state) {
+    daemon_stop(*state);
+    return 0;
+}
+
 static int start(void **state) { return e2e_start(state, "64M"); }
 static int stop(void **state) { return e2e_stop(state); }
 
@@ -124,6 +190,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(one_other_field_of_the_identity_is_never_a_hit, start, stop),
         cmocka_unit_test_setup_teardown(a_missing_field_is_refused_in_words, start, stop),
+        cmocka_unit_test_setup_teardown(another_user_is_another_tenant_whatever_they_say, start_for_all, stop_for_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -168,6 +168,69 @@ static void sessions_with_a_common_prefix_and_other_tails_never_get_a_wrong_page
         text_free(&text[i]);
 }
 
+/* What is packed of the window is computed anew by who asks for it, and then read as in a private run. */
+static void a_dense_tail_is_computed_anew_and_read_in_bf16(void **state) {
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 6, PREFIX);
+    e2e_worker_open(&worker, e2e_socket(*state), "tail");
+    struct oscar_seq *seq = e2e_open(&worker, &text, PREFIX, 0);
+    e2e_extend(&worker, seq, &text, PREFIX);
+    oscar_seq_close(seq);
+    e2e_wait_metric(*state, E2E_PACKED, PREFIX / OSCAR_PAGE_TOKENS - 1); /* nobody's window any more */
+    seq = e2e_open(&worker, &text, PREFIX, 0);
+    assert_int_equal(e2e_info(seq).hit_tokens, PREFIX);
+    uint32_t rows = worker.geometry.layers * worker.geometry.query_heads;
+    assert_int_equal(e2e_check_all(&worker, seq, &text, PREFIX).bf16, OSCAR_SINK_TOKENS * rows);
+    oscar_seq_close(seq);
+
+    seq = e2e_open(&worker, &text, PREFIX, OSCAR_SEQ_DENSE_TAIL);
+    assert_int_equal(e2e_info(seq).hit_tokens, PREFIX - OSCAR_RECENT_TOKENS);
+    e2e_extend(&worker, seq, &text, PREFIX);
+    assert_int_equal(e2e_check_all(&worker, seq, &text, PREFIX).bf16, (OSCAR_SINK_TOKENS + OSCAR_RECENT_TOKENS) * rows);
+    /* The pages were there: nothing new was published. */
+    assert_int_equal(e2e_metric(*state, "oscar_pages_sealed_total"), PREFIX / OSCAR_PAGE_TOKENS);
+    e2e_worker_close(&worker);
+    text_free(&text);
+}
+
+static void each_sequence_of_a_ragged_batch_reads_its_own(void **state) {
+    enum { SEQUENCES = 5 };
+    static const uint32_t lengths[SEQUENCES] = {1, 64, 65, 500, 700};
+    struct e2e_worker worker;
+    struct text text[SEQUENCES] = {{0}};
+    struct oscar_attend_query query[SEQUENCES];
+    uint16_t q[SEQUENCES][4 * 64], out[SEQUENCES][4 * 64];
+    e2e_worker_open(&worker, e2e_socket(*state), "batch");
+    for (unsigned i = 0; i < SEQUENCES; i++) {
+        text_append(&text[i], 60, lengths[i] < 300 ? lengths[i] : 300); /* some of it in common */
+        text_append(&text[i], 70 + i, lengths[i] - text[i].count);
+        query[i] = (struct oscar_attend_query){.seq = e2e_open(&worker, &text[i], lengths[i], 0),
+                                               .rows = 1,
+                                               .q = q[i],
+                                               .q_row_stride = 256,
+                                               .q_head_stride = 64,
+                                               .out = out[i],
+                                               .out_row_stride = 256,
+                                               .out_head_stride = 64};
+        e2e_extend(&worker, query[i].seq, &text[i], lengths[i]);
+    }
+    for (uint32_t step = 0; step < 700; step += 7) {
+        for (unsigned i = 0; i < SEQUENCES; i++) {
+            for (uint32_t h = 0; h < 4; h++)
+                e2e_aim(&worker, &text[i], 1, h, step % lengths[i], &q[i][h * 64]);
+        }
+        MUST(oscar_attend(worker.model, NULL, 1, 0, query, SEQUENCES));
+        for (unsigned i = 0; i < SEQUENCES; i++) {
+            for (uint32_t h = 0; h < 4; h++)
+                e2e_is_int2(&worker, &text[i], 1, h, step % lengths[i], &out[i][h * 64]);
+        }
+    }
+    e2e_worker_close(&worker);
+    for (unsigned i = 0; i < SEQUENCES; i++)
+        text_free(&text[i]);
+}
+
 static int start(void **state) { return e2e_start(state, "64M"); }
 static int stop(void **state) { return e2e_stop(state); }
 
@@ -180,6 +243,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(workers_that_store_the_same_text_at_once_end_with_one_copy, start, stop),
         cmocka_unit_test_setup_teardown(sessions_with_a_common_prefix_and_other_tails_never_get_a_wrong_page, start,
                                         stop),
+        cmocka_unit_test_setup_teardown(a_dense_tail_is_computed_anew_and_read_in_bf16, start, stop),
+        cmocka_unit_test_setup_teardown(each_sequence_of_a_ragged_batch_reads_its_own, start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
