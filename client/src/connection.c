@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/src/connection.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -11,10 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/src/connection_state.h"
 #include "client/src/detail.h"
 #include "proto/cleanup.h"
-
-#define MAX_REQUEST_BYTES 4096U
 
 /* A thread that waits for something that the receiver may bring about. */
 struct waiter {
@@ -22,28 +19,6 @@ struct waiter {
     const void *arg;
     pthread_cond_t woken;
     struct waiter *next;
-};
-
-struct oscar_connection {
-    int socket;
-    struct oscar_window_header *window;
-    int (*notice)(void *arg, const struct oscar_notice *notice, struct oscar_record *record, struct oscar_cause *cause);
-    void *notice_arg;
-
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_condattr_t clock;
-    struct waiter *waiters;
-    struct oscar_call *sent;   /* their replies have not come */
-    struct oscar_call *unsent; /* undoing requests that did not fit the socket */
-    uint64_t last_id;
-    bool receiving; /* some thread is the receiver */
-    bool window_taken;
-    int error; /* once negative, the connection is over */
-    struct oscar_cause cause;
-
-    /* The receiver's. */
-    uint8_t record[OSCAR_MAX_RECORD_BYTES];
-    _Alignas(struct cmsghdr) uint8_t control[OSCAR_RECORD_CONTROL_BYTES];
 };
 
 /* What a successful reply of a verb may bring along besides its body. */
@@ -75,24 +50,10 @@ int oscar_connection_new(int socket, struct oscar_connection **ret) {
     return 0;
 }
 
-/* Gives up what came with the reply. */
-static void drop_reply(struct oscar_call *call) {
-    for (; call->fds > 0; call->fds--)
-        oscar_cleanup_close(&call->fd[call->fds - 1]);
-    oscar_call_drop_updates(call);
-}
-
-static void call_free(struct oscar_call *call) {
-    if (call->dispose != NULL)
-        call->dispose(call);
-    drop_reply(call);
-    free(call);
-}
-
 static void calls_free(struct oscar_call *call) {
     while (call != NULL) {
         struct oscar_call *next = call->next;
-        call_free(call);
+        oscar_call_free(call);
         call = next;
     }
 }
@@ -129,7 +90,7 @@ void oscar_connection_set_notice(struct oscar_connection *connection,
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
 /* Wakes those whose wait is over. With the lock. */
-static void wake_ready(struct oscar_connection *connection) {
+void oscar_connection_wake(struct oscar_connection *connection) {
     for (struct waiter *waiter = connection->waiters; waiter != NULL; waiter = waiter->next)
         if (connection->error < 0 || waiter->ready(waiter->arg))
             pthread_cond_signal(&waiter->woken);
@@ -157,8 +118,8 @@ static void wait_for_receiver(struct oscar_connection *connection, struct waiter
 static bool receive(struct oscar_connection *connection, uint64_t deadline);
 
 /* With the lock, which is given up in between. 0, OSCAR_ERR_TIMEOUT, or the connection's error. */
-static int wait_until(struct oscar_connection *connection, bool (*ready)(const void *arg), const void *arg,
-                      uint64_t deadline) {
+int oscar_connection_wait(struct oscar_connection *connection, bool (*ready)(const void *arg), const void *arg,
+                          uint64_t deadline) {
     struct waiter self = {.ready = ready, .arg = arg};
     int r;
     for (;;) {
@@ -189,7 +150,7 @@ static int wait_until(struct oscar_connection *connection, bool (*ready)(const v
 }
 
 /* Ends the connection: every call under way and every later one gets `error`. */
-static void lose(struct oscar_connection *connection, int error, const struct oscar_cause *cause) {
+void oscar_connection_lose(struct oscar_connection *connection, int error, const struct oscar_cause *cause) {
     struct oscar_call *abandoned = NULL;
     pthread_mutex_lock(&connection->lock);
     if (connection->error == 0) {
@@ -209,7 +170,7 @@ static void lose(struct oscar_connection *connection, int error, const struct os
             atomic_store_explicit(&call->state, OSCAR_CALL_DONE, memory_order_release);
         }
     }
-    wake_ready(connection);
+    oscar_connection_wake(connection);
     pthread_mutex_unlock(&connection->lock);
     calls_free(abandoned);
 }
@@ -226,7 +187,7 @@ static struct oscar_call *find_sent(struct oscar_connection *connection, uint64_
 }
 
 /* With the lock. False when it is not in the list; then it is not looked into. */
-static bool unlink_sent(struct oscar_connection *connection, const struct oscar_call *call) {
+bool oscar_call_unlink(struct oscar_connection *connection, const struct oscar_call *call) {
     struct oscar_call **link = &connection->sent;
     while (*link != NULL && *link != call)
         link = &(*link)->next;
@@ -237,7 +198,7 @@ static bool unlink_sent(struct oscar_connection *connection, const struct oscar_
 }
 
 /* With the lock. */
-static void window_give(struct oscar_call *call) {
+void oscar_call_give_window(struct oscar_call *call) {
     if (call->window)
         call->connection->window_taken = false;
     call->window = false;
@@ -256,7 +217,7 @@ static int count_updates(const struct oscar_call *call, uint32_t *ret, struct os
 }
 
 /* Out of the window, so that the next request can have it. False when memory is out. */
-static bool copy_updates(struct oscar_call *call) {
+bool oscar_call_copy_updates(struct oscar_call *call) {
     if (call->updates == 0 || call->update != NULL)
         return true;
     call->update = malloc(call->updates * sizeof(*call->update));
@@ -265,19 +226,6 @@ static bool copy_updates(struct oscar_call *call) {
     memcpy(call->update, (const char *)call->connection->window + OSCAR_WINDOW_UPDATES_OFFSET,
            call->updates * sizeof(*call->update));
     return true;
-}
-
-int oscar_call_updates(struct oscar_call *call) {
-    if (!copy_updates(call))
-        return oscar_fail(oscar_detail(), OSCAR_ERR_NO_MEMORY, "no memory for %" PRIu32 " page table updates",
-                          call->updates);
-    pthread_mutex_lock(&call->connection->lock);
-    if (call->window) {
-        window_give(call);
-        wake_ready(call->connection);
-    }
-    pthread_mutex_unlock(&call->connection->lock);
-    return 0;
 }
 
 /* The call cannot vanish meanwhile: it is in the list, and only this thread takes it out. */
@@ -306,18 +254,18 @@ static int take_reply(struct oscar_connection *connection, struct oscar_record *
     record->fds = 0;
     if (call->error == 0 && (r = count_updates(call, &call->updates, cause)) < 0)
         return r;
-    bool copied = copy_updates(call);
+    bool copied = oscar_call_copy_updates(call);
     if (call->error == 0 && call->arrived != NULL)
         call->arrived(call);
 
     pthread_mutex_lock(&connection->lock);
-    (void)unlink_sent(connection, call);
+    (void)oscar_call_unlink(connection, call);
     if (copied)
-        window_give(call);
+        oscar_call_give_window(call);
     bool abandoned = call->abandoned;
     call->abandoned = false;
     atomic_store_explicit(&call->state, OSCAR_CALL_DONE, memory_order_release);
-    wake_ready(connection);
+    oscar_connection_wake(connection);
     pthread_mutex_unlock(&connection->lock);
     if (abandoned)
         oscar_call_release(call);
@@ -366,7 +314,8 @@ static bool receive(struct oscar_connection *connection, uint64_t deadline) {
         return false;
     struct oscar_cause cause = {0};
     if (length < 0) {
-        lose(connection, oscar_fail(&cause, OSCAR_ERR_DISCONNECTED, "receiving from the daemon: %m"), &cause);
+        oscar_connection_lose(connection, oscar_fail(&cause, OSCAR_ERR_DISCONNECTED, "receiving from the daemon: %m"),
+                              &cause);
         return false;
     }
     struct oscar_record record = {0};
@@ -378,7 +327,7 @@ static bool receive(struct oscar_connection *connection, uint64_t deadline) {
     if (length == 0) /* whatever the parser says about it: this is how the end looks */
         r = oscar_fail(&cause, OSCAR_ERR_DISCONNECTED, "the daemon has closed the connection");
     if (r < 0)
-        lose(connection, r, &cause);
+        oscar_connection_lose(connection, r, &cause);
     return r == 0;
 }
 
@@ -395,196 +344,4 @@ void oscar_connection_poll(struct oscar_connection *connection) {
         hand_on(connection);
     }
     pthread_mutex_unlock(&connection->lock);
-}
-
-/* --- calls -------------------------------------------------------------------------------------------------------- */
-
-struct oscar_call *oscar_call_new(struct oscar_connection *connection, enum oscar_verb verb) {
-    struct oscar_call *call = calloc(1, sizeof(*call));
-    if (call == NULL) {
-        (void)oscar_fail(oscar_detail(), OSCAR_ERR_NO_MEMORY, "no memory for a request");
-        return NULL;
-    }
-    call->connection = connection;
-    call->request.verb = verb;
-    return call;
-}
-
-static int timed_out(const struct oscar_call *call, const char *what) {
-    return oscar_fail(oscar_detail(), OSCAR_ERR_TIMEOUT, "%s: %s in time", oscar_verb_name(call->request.verb), what);
-}
-
-static bool window_is_free(const void *arg) { return !((const struct oscar_connection *)arg)->window_taken; }
-
-int oscar_call_window(struct oscar_call *call, const uint32_t *tokens, uint32_t count, uint64_t deadline) {
-    struct oscar_connection *connection = call->connection;
-    pthread_mutex_lock(&connection->lock);
-    int r = wait_until(connection, window_is_free, connection, deadline);
-    if (r == 0)
-        connection->window_taken = call->window = true;
-    else if (r != OSCAR_ERR_TIMEOUT)
-        *oscar_detail() = connection->cause;
-    pthread_mutex_unlock(&connection->lock);
-    if (r == OSCAR_ERR_TIMEOUT)
-        return timed_out(call, "an earlier request did not leave the window");
-    if (r == 0 && count > 0)
-        memcpy((char *)connection->window + OSCAR_WINDOW_TOKENS_OFFSET, tokens, (size_t)count * sizeof(*tokens));
-    return r;
-}
-
-/* Sends without touching the call afterwards: its reply may be there at once. */
-static int transmit(struct oscar_call *call, bool abandoned, uint64_t deadline, struct oscar_cause *cause) {
-    struct oscar_connection *connection = call->connection;
-    uint8_t payload[MAX_REQUEST_BYTES];
-    size_t bytes;
-    pthread_mutex_lock(&connection->lock);
-    int r = connection->error;
-    if (r < 0) {
-        *cause = connection->cause;
-    } else {
-        call->request.id = ++connection->last_id;
-        r = oscar_request_encode(&call->request, payload, sizeof(payload), &bytes);
-        if (r < 0)
-            (void)oscar_fail(cause, r, "%s cannot be encoded: is a text not UTF-8?",
-                             oscar_verb_name(call->request.verb));
-    }
-    if (r == 0) {
-        call->abandoned = abandoned;
-        call->next = connection->sent;
-        connection->sent = call;
-        atomic_store_explicit(&call->state, OSCAR_CALL_SENT, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&connection->lock);
-    if (r < 0)
-        return r;
-
-    uint64_t now = oscar_clock_ns();
-    uint64_t left_ms = deadline > now ? (deadline - now + OSCAR_NS_PER_MS - 1) / OSCAR_NS_PER_MS : 0;
-    r = oscar_record_send(connection->socket, OSCAR_RECORD_REQUEST, payload, (uint32_t)bytes, NULL, 0,
-                          left_ms > INT_MAX ? INT_MAX : (int)left_ms, cause);
-    if (r == 0)
-        return 0;
-    /* No reply can have taken it out of the list, but the end of the connection can: then an abandoned one is freed already. */
-    pthread_mutex_lock(&connection->lock);
-    bool listed = unlink_sent(connection, call);
-    if (listed) {
-        atomic_store_explicit(&call->state, OSCAR_CALL_NEW, memory_order_relaxed);
-        call->abandoned = false;
-        window_give(call);
-        wake_ready(connection);
-    }
-    pthread_mutex_unlock(&connection->lock);
-    if (!listed && abandoned)
-        return 0;
-    if (r != OSCAR_ERR_TIMEOUT)
-        lose(connection, r, cause);
-    return r;
-}
-
-/* Undoing requests go out as soon as the socket takes them; nobody waits for their replies. */
-static void send_unsent(struct oscar_connection *connection) {
-    for (;;) {
-        pthread_mutex_lock(&connection->lock);
-        struct oscar_call *call = connection->unsent;
-        if (call != NULL)
-            connection->unsent = call->next;
-        pthread_mutex_unlock(&connection->lock);
-        if (call == NULL)
-            return;
-        int r = transmit(call, true, 0, &(struct oscar_cause){0});
-        if (r == OSCAR_ERR_TIMEOUT) {
-            pthread_mutex_lock(&connection->lock);
-            call->next = connection->unsent;
-            connection->unsent = call;
-            pthread_mutex_unlock(&connection->lock);
-            return;
-        }
-        if (r < 0)
-            call_free(call);
-    }
-}
-
-int oscar_call_send(struct oscar_call *call, uint64_t deadline) {
-    send_unsent(call->connection);
-    int r = transmit(call, false, deadline, oscar_detail());
-    if (r == OSCAR_ERR_TIMEOUT)
-        return timed_out(call, "the daemon did not take the request");
-    return r;
-}
-
-static bool call_is_done(const void *arg) { return oscar_call_done(arg); }
-
-int oscar_call_wait(struct oscar_call *call, uint64_t deadline) {
-    struct oscar_connection *connection = call->connection;
-    pthread_mutex_lock(&connection->lock);
-    int r = wait_until(connection, call_is_done, call, deadline);
-    pthread_mutex_unlock(&connection->lock);
-    if (r < 0)
-        return timed_out(call, "no answer");
-    if (call->error < 0)
-        return oscar_fail(oscar_detail(), call->error, "%s: %s", oscar_verb_name(call->request.verb),
-                          call->reply.cause[0] != '\0' ? call->reply.cause : oscar_error_text(call->error));
-    return 0;
-}
-
-int oscar_call_run(struct oscar_call *call, uint64_t deadline) {
-    int r = oscar_call_send(call, deadline);
-    return r < 0 ? r : oscar_call_wait(call, deadline);
-}
-
-/* Turns a success into the request that undoes it; false when there is nothing to undo. */
-static bool becomes_undo(struct oscar_call *call) {
-    if (call->error < 0 || call->undo == NULL || !call->undo(call))
-        return false;
-    drop_reply(call);
-    call->arrived = NULL;
-    call->undo = NULL;
-    atomic_store_explicit(&call->state, OSCAR_CALL_NEW, memory_order_relaxed);
-    return true;
-}
-
-void oscar_call_release(struct oscar_call *call) {
-    if (call == NULL)
-        return;
-    struct oscar_connection *connection = call->connection;
-    pthread_mutex_lock(&connection->lock);
-    int state = atomic_load_explicit(&call->state, memory_order_relaxed);
-    if (state == OSCAR_CALL_SENT) {
-        call->abandoned = true;
-        pthread_mutex_unlock(&connection->lock);
-        return;
-    }
-    window_give(call);
-    wake_ready(connection);
-    pthread_mutex_unlock(&connection->lock);
-
-    if (state != OSCAR_CALL_DONE || !becomes_undo(call)) {
-        call_free(call);
-        return;
-    }
-    pthread_mutex_lock(&connection->lock);
-    call->next = connection->unsent;
-    connection->unsent = call;
-    pthread_mutex_unlock(&connection->lock);
-    send_unsent(connection);
-}
-
-void oscar_call_undo(struct oscar_call *call, uint64_t deadline) {
-    struct oscar_connection *connection = call->connection;
-    if (!becomes_undo(call)) {
-        call_free(call);
-        return;
-    }
-    send_unsent(connection);
-    int r = transmit(call, false, deadline, &(struct oscar_cause){0});
-    pthread_mutex_lock(&connection->lock);
-    if (r == 0) {
-        (void)wait_until(connection, call_is_done, call, deadline);
-    } else if (r == OSCAR_ERR_TIMEOUT) {
-        call->next = connection->unsent;
-        connection->unsent = call;
-        call = NULL;
-    }
-    pthread_mutex_unlock(&connection->lock);
-    oscar_call_release(call);
 }

@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/fake_oscard.h"
-
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -17,58 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/calibration.h"
 #include "proto/geometry.h"
-#include "proto/version.h"
+#include "tests/support/fake_oscard_state.h"
 
-#define MAX_HELD 256U
-#define MAX_SEQS 1024U
-#define KEPT_TOKENS 4096U
-#define CHUNKS 2U /* of each form */
-
-#define require(condition)                                                                                             \
-    ((condition) ? (void)0 : (fprintf(stderr, "fake_oscard: %s:%d: %s\n", __FILE__, __LINE__, #condition), abort()))
-
-struct seq {
-    uint32_t committed, room_pages, slot;
-    uint32_t dense_page, dense_id; /* its first own page and that page's id; the others follow, reserved at once */
-};
-
-struct plan {
-    fake_change *change;
-    bool hold, die;
-    int error;
-    char cause[OSCAR_CAUSE_BYTES];
-    unsigned seen;
-    struct oscar_request last;
-    uint32_t tokens[KEPT_TOKENS];
-    uint64_t fence;
-};
-
-struct fake_oscard {
-    char directory[64], socket_path[96];
-    int listener, connection, stop;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-
-    int window_fd, fences_fd;
-    struct oscar_window_header *window;
-    oscar_fence_slot *fences;
-    struct oscar_geometry geometry;
-    int chunk_fd[OSCAR_FORMS][CHUNKS];
-    uint8_t *chunk[OSCAR_FORMS][CHUNKS];
-    bool announced_dense;
-
-    uint32_t hit, in_flight, next_dense, next_seq, queued;
-    struct oscar_page_update queue[64];
-    struct seq seqs[MAX_SEQS];
-    struct plan plans[OSCAR_VERBS];
-    unsigned held;
-    struct oscar_request held_requests[MAX_HELD];
-};
-
-static int memfd(const char *name, size_t bytes, void **ret) {
+int fake_memfd(const char *name, size_t bytes, void **ret) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     require(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
     require(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
@@ -77,302 +26,36 @@ static int memfd(const char *name, size_t bytes, void **ret) {
     return fd;
 }
 
-static uint64_t page_bytes(const struct fake_oscard *fake, unsigned form) {
+uint64_t fake_page_bytes(const struct fake_oscard *fake, unsigned form) {
     return form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(&fake->geometry)
                                      : oscar_dense_page_bytes(&fake->geometry);
 }
 
+uint32_t fake_least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
-static void send_record(struct fake_oscard *fake, enum oscar_record_kind kind, const void *bytes, size_t size,
-                        const int *fd, unsigned fds) {
+void fake_send_record(struct fake_oscard *fake, enum oscar_record_kind kind, const void *bytes, size_t size,
+                      const int *fd, unsigned fds) {
     if (fake->connection >= 0)
         (void)oscar_record_send(fake->connection, kind, bytes, (uint32_t)size, fd, fds, 1000, NULL);
 }
 
-static void send_reply(struct fake_oscard *fake, const struct oscar_reply *reply, const int *fd, unsigned fds) {
+void fake_send_reply(struct fake_oscard *fake, const struct oscar_reply *reply, const int *fd, unsigned fds) {
     static uint8_t buffer[OSCAR_MAX_RECORD_PAYLOAD_BYTES]; /* with the lock */
     size_t bytes;
     require(oscar_reply_encode(reply, buffer, sizeof(buffer), &bytes) == 0);
-    send_record(fake, OSCAR_RECORD_REPLY, buffer, bytes, fd, fds);
+    fake_send_record(fake, OSCAR_RECORD_REPLY, buffer, bytes, fd, fds);
 }
 
-static void send_chunks(struct fake_oscard *fake, const struct oscar_chunk_info *info, bool gone) {
+void fake_send_chunks(struct fake_oscard *fake, const struct oscar_chunk_info *info, bool gone) {
     uint8_t buffer[1024];
     size_t bytes;
     struct oscar_notice notice = {
         .kind = gone ? OSCAR_NOTICE_CHUNKS_GONE : OSCAR_NOTICE_CHUNKS, .chunks = 1, .chunk = {*info}};
     require(oscar_notice_encode(&notice, buffer, sizeof(buffer), &bytes) == 0);
-    send_record(fake, OSCAR_RECORD_NOTICE, buffer, bytes,
-                &fake->chunk_fd[info->form % OSCAR_FORMS][info->index % CHUNKS], gone ? 0 : 1);
-}
-
-static struct oscar_chunk_info chunk_info(const struct fake_oscard *fake, enum oscar_form form, uint32_t index) {
-    return (struct oscar_chunk_info){.model = FAKE_MODEL,
-                                     .form = form,
-                                     .index = index,
-                                     .generation = 1 + index,
-                                     .bytes = FAKE_CHUNK_PAGES * page_bytes(fake, form),
-                                     .writable = form == OSCAR_FORM_DENSE};
-}
-
-/* --- the verbs ---------------------------------------------------------------------------------------------------- */
-
-static struct oscar_page_update *updates(const struct fake_oscard *fake) {
-    return (struct oscar_page_update *)(void *)((char *)fake->window + OSCAR_WINDOW_UPDATES_OFFSET);
-}
-
-static void answer_hello(struct oscar_reply *reply) {
-    reply->hello.major = OSCAR_PROTOCOL_MAJOR;
-    reply->hello.minor = OSCAR_PROTOCOL_MINOR;
-    reply->hello.incarnation = 42;
-    reply->hello.session = 1;
-    reply->hello.window_bytes = OSCAR_WINDOW_BYTES;
-    reply->hello.fence_bytes = OSCAR_FENCE_BYTES;
-    strcpy(reply->hello.backend, "host");
-    strcpy(reply->hello.device, "host");
-    strcpy(reply->hello.tenant, "default");
-    strcpy(reply->hello.version, "fake");
-}
-
-static void make_chunks(struct fake_oscard *fake, const struct oscar_geometry *geometry) {
-    if (fake->geometry.layers != 0)
-        return;
-    fake->geometry = *geometry;
-    for (unsigned form = 0; form < OSCAR_FORMS; form++)
-        for (unsigned i = 0; i < CHUNKS; i++) {
-            void *memory;
-            fake->chunk_fd[form][i] = memfd("fake-chunk", FAKE_CHUNK_PAGES * page_bytes(fake, form), &memory);
-            fake->chunk[form][i] = memory;
-        }
-}
-
-static void answer_model_open(struct fake_oscard *fake, const struct oscar_request *request,
-                              struct oscar_reply *reply) {
-    make_chunks(fake, &request->model_open.identity.geometry);
-    struct oscar_chunk_info info = chunk_info(fake, OSCAR_FORM_SINK, 0);
-    send_chunks(fake, &info, false);
-    info = chunk_info(fake, OSCAR_FORM_PACKED, 0);
-    send_chunks(fake, &info, false);
-    fake->announced_dense = false;
-
-    struct oscar_calibration *calibration;
-    require(oscar_calibration_default(&fake->geometry, &calibration, NULL) == 0);
-    reply->model_open.model = FAKE_MODEL;
-    memset(&reply->model_open.model_digest, 0x11, sizeof(reply->model_open.model_digest));
-    reply->model_open.calibration_digest = calibration->digest;
-    for (unsigned form = 0; form < OSCAR_FORMS; form++)
-        reply->model_open.arenas[form] = (struct oscar_arena_info){
-            .page_bytes = page_bytes(fake, form), .chunk_pages = FAKE_CHUNK_PAGES, .max_pages = FAKE_MAX_PAGES};
-    oscar_calibration_free(calibration);
-}
-
-static struct seq *new_seq(struct fake_oscard *fake, uint64_t *ret_handle, uint32_t *ret_slot) {
-    require(fake->next_seq < MAX_SEQS);
-    uint32_t index = fake->next_seq++;
-    *ret_handle = (UINT64_C(1) << 32) | index;
-    *ret_slot = index;
-    atomic_store(&fake->fences[index], 0);
-    fake->seqs[index] = (struct seq){.slot = index};
-    return &fake->seqs[index];
-}
-
-/* Sink for page 0 and packed pages behind it. */
-static uint32_t hit_updates(const struct fake_oscard *fake, uint32_t from, uint32_t to, struct oscar_page_update *ret) {
-    (void)fake;
-    for (uint32_t page = from; page < to; page++)
-        ret[page - from] = (struct oscar_page_update){
-            .page = page, .ref = oscar_page_ref_make(page == 0 ? OSCAR_FORM_SINK : OSCAR_FORM_PACKED, page)};
-    return to - from;
-}
-
-static uint32_t whole(uint32_t tokens) { return tokens / OSCAR_PAGE_TOKENS; }
-
-static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-static void answer_seq_open(struct fake_oscard *fake, const struct oscar_request *request, struct oscar_reply *reply) {
-    struct seq *seq = new_seq(fake, &reply->seq_open.seq, &reply->seq_open.fence_slot);
-    uint32_t most = whole(request->seq_open.tokens) * OSCAR_PAGE_TOKENS;
-    seq->committed = least(fake->hit, most);
-    seq->room_pages = whole(seq->committed);
-    reply->seq_open.hit_tokens = seq->committed;
-    reply->seq_open.in_flight_tokens = least(fake->in_flight > fake->hit ? fake->in_flight : fake->hit, most);
-    reply->seq_open.updates = hit_updates(fake, 0, seq->room_pages, updates(fake));
-}
-
-static void answer_seq_extend(struct fake_oscard *fake, struct seq *seq, const struct oscar_request *request,
-                              struct oscar_reply *reply) {
-    uint32_t before = whole(seq->committed), most = whole(request->seq_extend.tokens) * OSCAR_PAGE_TOKENS;
-    seq->committed = least(fake->hit, most);
-    seq->room_pages = whole(seq->committed);
-    reply->seq_extend.hit_tokens = seq->committed;
-    reply->seq_extend.in_flight_tokens = least(fake->in_flight > fake->hit ? fake->in_flight : fake->hit, most);
-    reply->seq_extend.updates = hit_updates(fake, before, seq->room_pages, updates(fake));
-}
-
-static void announce_dense(struct fake_oscard *fake) {
-    for (uint32_t i = 0; i < CHUNKS && !fake->announced_dense; i++) {
-        struct oscar_chunk_info info = chunk_info(fake, OSCAR_FORM_DENSE, i);
-        send_chunks(fake, &info, false);
-    }
-    fake->announced_dense = true;
-}
-
-static uint32_t next_dense(struct fake_oscard *fake) {
-    require(fake->next_dense < CHUNKS * FAKE_CHUNK_PAGES);
-    return fake->next_dense++;
-}
-
-static void answer_seq_reserve(struct fake_oscard *fake, struct seq *seq, const struct oscar_request *request,
-                               struct oscar_reply *reply) {
-    uint32_t pages = (seq->committed + request->seq_reserve.tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
-    announce_dense(fake);
-    if (seq->dense_page == 0 && seq->dense_id == 0) {
-        seq->dense_page = seq->room_pages;
-        seq->dense_id = fake->next_dense;
-    }
-    for (; seq->room_pages < pages; seq->room_pages++)
-        updates(fake)[reply->seq_reserve.updates++] = (struct oscar_page_update){
-            .page = seq->room_pages, .ref = oscar_page_ref_make(OSCAR_FORM_DENSE, next_dense(fake))};
-    reply->seq_reserve.reserved_tokens = seq->room_pages * OSCAR_PAGE_TOKENS;
-}
-
-static void answer_seq_advance(struct fake_oscard *fake, struct seq *seq, const struct oscar_request *request,
-                               struct oscar_reply *reply) {
-    seq->committed += request->seq_advance.tokens;
-    reply->seq_advance.committed_tokens = seq->committed;
-    reply->seq_advance.sealed_tokens = whole(seq->committed) * OSCAR_PAGE_TOKENS;
-    reply->seq_advance.updates = fake->queued;
-    memcpy(updates(fake), fake->queue, fake->queued * sizeof(fake->queue[0]));
-    fake->queued = 0;
-}
-
-/* The child reads the parent's whole pages where they are, by forms that were never exchanged, and gets a tail of its own. */
-static void answer_seq_fork(struct fake_oscard *fake, const struct seq *parent, struct oscar_reply *reply) {
-    struct seq *child = new_seq(fake, &reply->seq_fork.seq, &reply->seq_fork.fence_slot);
-    child->committed = parent->committed;
-    uint32_t full = whole(parent->committed);
-    reply->seq_fork.committed_tokens = parent->committed;
-    reply->seq_fork.updates = hit_updates(fake, 0, full, updates(fake));
-    child->room_pages = full;
-    if (parent->committed % OSCAR_PAGE_TOKENS == 0)
-        return;
-    oscar_page_ref to = oscar_page_ref_make(OSCAR_FORM_DENSE, next_dense(fake));
-    updates(fake)[reply->seq_fork.updates++] = (struct oscar_page_update){.page = full, .ref = to};
-    child->room_pages = full + 1;
-    reply->seq_fork.copies = 1;
-    reply->seq_fork.copy[0] = (struct oscar_page_copy){
-        .from = oscar_page_ref_make(OSCAR_FORM_DENSE, parent->dense_id + full - parent->dense_page),
-        .to = to,
-        .page = full,
-        .rows = parent->committed % OSCAR_PAGE_TOKENS};
-}
-
-static uint64_t seq_of(const struct oscar_request *request) {
-    switch (request->verb) {
-    case OSCAR_SEQ_WAIT:
-        return request->seq_wait.seq;
-    case OSCAR_SEQ_EXTEND:
-        return request->seq_extend.seq;
-    case OSCAR_SEQ_RESERVE:
-        return request->seq_reserve.seq;
-    case OSCAR_SEQ_ADVANCE:
-        return request->seq_advance.seq;
-    case OSCAR_SEQ_FORK:
-        return request->seq_fork.seq;
-    case OSCAR_SEQ_CLOSE:
-        return request->seq_close.seq;
-    default:
-        return 0;
-    }
-}
-
-/* With the lock. */
-static void answer(struct fake_oscard *fake, const struct oscar_request *request) {
-    struct plan *plan = &fake->plans[request->verb];
-    struct oscar_reply reply = {.id = request->id, .verb = request->verb, .error = plan->error};
-    struct seq *seq = &fake->seqs[(uint32_t)seq_of(request) % MAX_SEQS];
-    int fd[2] = {fake->window_fd, fake->fences_fd};
-    if (plan->error < 0) {
-        strcpy(reply.cause, plan->cause);
-        send_reply(fake, &reply, NULL, 0);
-        return;
-    }
-    switch (request->verb) {
-    case OSCAR_HELLO:
-        answer_hello(&reply);
-        break;
-    case OSCAR_MODEL_OPEN:
-        answer_model_open(fake, request, &reply);
-        break;
-    case OSCAR_PROBE:
-        reply.probe.hit_tokens = least(fake->hit, whole(request->probe.tokens) * OSCAR_PAGE_TOKENS);
-        reply.probe.in_flight_tokens = reply.probe.hit_tokens;
-        reply.probe.lease = request->probe.lease && reply.probe.hit_tokens > 0 ? 0x500000001 : 0;
-        memset(reply.probe.secret, 0x5a, sizeof(reply.probe.secret));
-        break;
-    case OSCAR_LEASE_ADOPT:
-        reply.lease_adopt.lease = 0x600000001;
-        reply.lease_adopt.hit_tokens = fake->hit;
-        break;
-    case OSCAR_SEQ_OPEN:
-        answer_seq_open(fake, request, &reply);
-        break;
-    case OSCAR_SEQ_WAIT:
-        reply.seq_wait.available_tokens = fake->hit;
-        break;
-    case OSCAR_SEQ_EXTEND:
-        answer_seq_extend(fake, seq, request, &reply);
-        break;
-    case OSCAR_SEQ_RESERVE:
-        answer_seq_reserve(fake, seq, request, &reply);
-        break;
-    case OSCAR_SEQ_ADVANCE:
-        answer_seq_advance(fake, seq, request, &reply);
-        break;
-    case OSCAR_SEQ_FORK:
-        answer_seq_fork(fake, seq, &reply);
-        break;
-    default:
-        break;
-    }
-    if (plan->change == NULL || plan->change(fake, request, &reply))
-        send_reply(fake, &reply, fd, request->verb == OSCAR_HELLO && reply.error == 0 ? 2 : 0);
-}
-
-static uint32_t tokens_of(const struct oscar_request *request) {
-    switch (request->verb) {
-    case OSCAR_PROBE:
-        return request->probe.tokens;
-    case OSCAR_SEQ_OPEN:
-        return request->seq_open.tokens;
-    case OSCAR_SEQ_EXTEND:
-        return request->seq_extend.tokens;
-    case OSCAR_SEQ_ADVANCE:
-        return request->seq_advance.tokens;
-    default:
-        return 0;
-    }
-}
-
-/* With the lock. */
-static void take_request(struct fake_oscard *fake, const struct oscar_request *request) {
-    struct plan *plan = &fake->plans[request->verb];
-    plan->seen++;
-    plan->last = *request;
-    memcpy(plan->tokens, (const char *)fake->window + OSCAR_WINDOW_TOKENS_OFFSET,
-           least(tokens_of(request), KEPT_TOKENS) * sizeof(uint32_t));
-    plan->fence = atomic_load(&fake->fences[fake->seqs[(uint32_t)seq_of(request) % MAX_SEQS].slot]);
-    pthread_cond_broadcast(&fake->changed);
-    if (plan->die) {
-        (void)close(fake->connection);
-        fake->connection = -1;
-    } else if (plan->hold) {
-        require(fake->held < MAX_HELD);
-        fake->held_requests[fake->held++] = *request;
-    } else {
-        answer(fake, request);
-    }
+    fake_send_record(fake, OSCAR_RECORD_NOTICE, buffer, bytes,
+                     &fake->chunk_fd[info->form % OSCAR_FORMS][info->index % CHUNKS], gone ? 0 : 1);
 }
 
 /* --- its thread --------------------------------------------------------------------------------------------------- */
@@ -402,7 +85,7 @@ static void take_record(struct fake_oscard *fake) {
         if (r < 0)
             fprintf(stderr, "fake_oscard: %s\n", cause.text);
         require(r == 0 && record.fds == 0);
-        take_request(fake, &request);
+        fake_take_request(fake, &request);
     }
     pthread_mutex_unlock(&fake->lock);
 }
@@ -444,11 +127,11 @@ struct fake_oscard *fake_oscard_start(void) {
     pthread_mutex_init(&fake->lock, NULL);
     pthread_cond_init(&fake->changed, NULL);
     void *memory;
-    fake->window_fd = memfd("fake-window", OSCAR_WINDOW_BYTES, &memory);
+    fake->window_fd = fake_memfd("fake-window", OSCAR_WINDOW_BYTES, &memory);
     fake->window = memory;
     fake->window->magic = OSCAR_WINDOW_MAGIC;
     fake->window->version = OSCAR_WINDOW_VERSION;
-    fake->fences_fd = memfd("fake-fences", OSCAR_FENCE_BYTES, &memory);
+    fake->fences_fd = fake_memfd("fake-fences", OSCAR_FENCE_BYTES, &memory);
     fake->fences = memory;
     require(pthread_create(&fake->thread, NULL, serve, fake) == 0);
     return fake;
@@ -465,7 +148,7 @@ void fake_oscard_stop(struct fake_oscard *fake) {
     (void)rmdir(fake->directory);
     for (unsigned form = 0; form < OSCAR_FORMS && fake->geometry.layers != 0; form++)
         for (unsigned i = 0; i < CHUNKS; i++) {
-            (void)munmap(fake->chunk[form][i], FAKE_CHUNK_PAGES * page_bytes(fake, form));
+            (void)munmap(fake->chunk[form][i], FAKE_CHUNK_PAGES * fake_page_bytes(fake, form));
             (void)close(fake->chunk_fd[form][i]);
         }
     (void)munmap(fake->window, OSCAR_WINDOW_BYTES);
@@ -509,7 +192,7 @@ void fake_oscard_let_go(struct fake_oscard *fake, enum oscar_verb verb) {
     unsigned kept = 0;
     for (unsigned i = 0; i < fake->held; i++) {
         if (fake->held_requests[i].verb == verb)
-            answer(fake, &fake->held_requests[i]);
+            fake_answer(fake, &fake->held_requests[i]);
         else
             fake->held_requests[kept++] = fake->held_requests[i];
     }
@@ -536,11 +219,11 @@ oscar_fence_slot *fake_oscard_fence(struct fake_oscard *fake, uint32_t slot) { r
 uint8_t *fake_oscard_page(struct fake_oscard *fake, oscar_page_ref ref) {
     unsigned form = oscar_page_ref_form(ref);
     uint64_t id = oscar_page_ref_id(ref);
-    return fake->chunk[form][id / FAKE_CHUNK_PAGES] + id % FAKE_CHUNK_PAGES * page_bytes(fake, form);
+    return fake->chunk[form][id / FAKE_CHUNK_PAGES] + id % FAKE_CHUNK_PAGES * fake_page_bytes(fake, form);
 }
 
 struct oscar_page_update *fake_oscard_updates(struct fake_oscard *fake) {
-    return updates(fake);
+    return (struct oscar_page_update *)(void *)((char *)fake->window + OSCAR_WINDOW_UPDATES_OFFSET);
 }
 
 struct oscar_window_header *fake_oscard_window(struct fake_oscard *fake) {
@@ -548,19 +231,24 @@ struct oscar_window_header *fake_oscard_window(struct fake_oscard *fake) {
 }
 
 struct oscar_chunk_info fake_oscard_chunk(struct fake_oscard *fake, enum oscar_form form, uint32_t index) {
-    return chunk_info(fake, form, index);
+    return (struct oscar_chunk_info){.model = FAKE_MODEL,
+                                     .form = form,
+                                     .index = index,
+                                     .generation = 1 + index,
+                                     .bytes = FAKE_CHUNK_PAGES * fake_page_bytes(fake, form),
+                                     .writable = form == OSCAR_FORM_DENSE};
 }
 
 void fake_oscard_announce(struct fake_oscard *fake, const struct oscar_chunk_info *info) {
-    WITH_LOCK(fake, send_chunks(fake, info, false));
+    WITH_LOCK(fake, fake_send_chunks(fake, info, false));
 }
 
 void fake_oscard_gone(struct fake_oscard *fake, const struct oscar_chunk_info *info) {
-    WITH_LOCK(fake, send_chunks(fake, info, true));
+    WITH_LOCK(fake, fake_send_chunks(fake, info, true));
 }
 
 void fake_oscard_send(struct fake_oscard *fake, const struct oscar_reply *reply) {
-    WITH_LOCK(fake, send_reply(fake, reply, NULL, 0));
+    WITH_LOCK(fake, fake_send_reply(fake, reply, NULL, 0));
 }
 
 void fake_oscard_send_bytes(struct fake_oscard *fake, enum oscar_record_kind kind, const void *bytes, uint32_t size,
@@ -568,7 +256,7 @@ void fake_oscard_send_bytes(struct fake_oscard *fake, enum oscar_record_kind kin
     int fd[OSCAR_MAX_RECORD_FDS];
     for (unsigned i = 0; i < fds; i++)
         fd[i] = fake->window_fd;
-    WITH_LOCK(fake, send_record(fake, kind, bytes, size, fd, fds));
+    WITH_LOCK(fake, fake_send_record(fake, kind, bytes, size, fd, fds));
 }
 
 /* --- what it has seen --------------------------------------------------------------------------------------------- */

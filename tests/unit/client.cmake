@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-add_library(oscar_fake_oscard STATIC ${PROJECT_SOURCE_DIR}/tests/support/fake_oscard.c)
+add_library(oscar_fake_oscard STATIC
+  ${PROJECT_SOURCE_DIR}/tests/support/fake_oscard.c ${PROJECT_SOURCE_DIR}/tests/support/fake_oscard_answers.c)
 target_link_libraries(oscar_fake_oscard PUBLIC oscar_kernels oscar_proto Threads::Threads)
 
 foreach(subject handshake deadline pages seq threads)
