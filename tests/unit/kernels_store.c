@@ -136,7 +136,7 @@ static void stored_rows_are_the_rotated_rows_where_they_belong_and_nothing_else_
     for (uint32_t c = 0; c < 24; c++) {
         uint32_t d = dims[c % 3];
         uint32_t first_row = c % 4 == 0 ? 0 : kernel_random_below(&random, 64);
-        uint32_t tokens = c % 5 == 0 ? 1 : kernel_random_below(&random, 200);
+        uint32_t tokens = c % 5 == 0 ? 1 : kernel_random_below(&random, 4 * 64 - 63 + 1); /* four pages at most */
         struct kernel_model *model =
             open_model(&random, d, 1 + c % 3, c % 2 ? OSCAR_FP16 : OSCAR_BF16, d < 256 && c % 4 < 2);
         struct tensor tensor = tensor_open(&random, &model->geometry, tokens);
