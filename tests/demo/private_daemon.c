@@ -25,7 +25,7 @@ struct launch {
 };
 
 static int complain(const char *what, const char *which) {
-    fprintf(stderr, "demo: %s %s: %s\n", what, which, strerror(errno));
+    fprintf(stderr, "%s: %s %s: %s\n", program_invocation_short_name, what, which, strerror(errno));
     return -1;
 }
 
@@ -80,7 +80,7 @@ static int wait_ready(const struct private_daemon *daemon, int notify) {
     for (;;) {
         int r = poll(events, 2, READY_MS);
         if (r <= 0 || events[1].revents != 0) {
-            fprintf(stderr, "demo: %s\n",
+            fprintf(stderr, "%s: %s\n", program_invocation_short_name,
                     r == 0  ? "the daemon does not become ready"
                     : r < 0 ? "interrupted"
                             : "the daemon has ended");
@@ -100,7 +100,7 @@ static int wait_ready(const struct private_daemon *daemon, int notify) {
 static int make_directory(struct private_daemon *daemon) {
     const char *base = getenv("TMPDIR");
     int length =
-        snprintf(daemon->directory, sizeof(daemon->directory), "%s/oscar-demo-XXXXXX", base != NULL ? base : "/tmp");
+        snprintf(daemon->directory, sizeof(daemon->directory), "%s/oscar-XXXXXX", base != NULL ? base : "/tmp");
     if (length >= (int)sizeof(daemon->directory) || mkdtemp(daemon->directory) == NULL) {
         daemon->directory[0] = 0;
         return complain("cannot make a directory in", base != NULL ? base : "/tmp");
@@ -147,7 +147,7 @@ int private_daemon_stop(struct private_daemon *daemon) {
         worker_end(&daemon->process);
         return 0;
     }
-    fprintf(stderr, "demo: the daemon did not end well on SIGTERM (status %#x)\n", status);
+    fprintf(stderr, "%s: the daemon did not end well on SIGTERM (status %#x)\n", program_invocation_short_name, status);
     show_log(daemon);
     return -1;
 }
@@ -199,7 +199,7 @@ int private_daemon_ctl(struct private_daemon *daemon, const char *verb, const ch
         return complain("cannot run", daemon->oscarctl);
     }
     if (read_all(ctl.pipe.in, ret_output, size) < 0 || worker_wait(&ctl, STOP_MS, &status) < 0 || status != 0) {
-        fprintf(stderr, "demo: oscarctl %s failed\n", verb);
+        fprintf(stderr, "%s: oscarctl %s failed\n", program_invocation_short_name, verb);
         r = -1;
     }
     worker_end(&ctl);
@@ -213,7 +213,7 @@ json_t *private_daemon_stats(struct private_daemon *daemon) {
         json_error_t error;
         stats = json_loads(output, 0, &error);
         if (stats == NULL)
-            fprintf(stderr, "demo: oscarctl stats --json: %s\n", error.text);
+            fprintf(stderr, "%s: oscarctl stats --json: %s\n", program_invocation_short_name, error.text);
     }
     free(output);
     return stats;

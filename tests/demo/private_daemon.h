@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An oscard of the demo's own, in a directory of its own, and oscarctl beside it. What fails is told on standard error. */
+/* An oscard of the program's own, in a directory of its own, and oscarctl beside it. What fails is told on standard error. */
 #ifndef OSCAR_TESTS_DEMO_PRIVATE_DAEMON_H
 #define OSCAR_TESTS_DEMO_PRIVATE_DAEMON_H
 
