@@ -62,14 +62,18 @@ static void run_avx2(struct attend_run *run) { must(host_attend(run->one, HOST_A
 static void run_vnni(struct attend_run *run) { must(host_attend(run->one, HOST_AVX512, &run->cache->args), "attend"); }
 static void run_dequant_avx2(struct attend_run *run) { dequant_attend_avx2(&run->cache->args, run->q, run->out); }
 static void run_dequant_avx512(struct attend_run *run) { dequant_attend_avx512(&run->cache->args, run->q, run->out); }
+static void run_plain_avx2(struct attend_run *run) { dequant_plain_avx2(&run->cache->args, run->q, run->out); }
+static void run_plain_avx512(struct attend_run *run) { dequant_plain_avx512(&run->cache->args, run->q, run->out); }
 #endif
 
 enum contender_id {
     PORTABLE,
     AVX2,
     AVX2_DEQUANT,
+    AVX2_DEQUANT_C,
     VNNI,
     AVX512_DEQUANT,
+    AVX512_DEQUANT_C,
     READ,
     ALL_CORES,
     PLAIN,
@@ -83,15 +87,18 @@ struct contender {
     enum host_level level;
     int pairs;
     void (*run)(struct attend_run *run);
+    bool dequantises; /* checked against the others before it is timed */
 };
 
 static const struct contender contenders[CONTENDERS] = {
     [PORTABLE] = {"portable", HOST_PORTABLE, -1, run_portable},
 #ifdef BENCH_X86
     [AVX2] = {"avx2", HOST_AVX2, -1, run_avx2},
-    [AVX2_DEQUANT] = {"avx2_dequant", HOST_AVX2, -1, run_dequant_avx2},
+    [AVX2_DEQUANT] = {"avx2_dequant", HOST_AVX2, -1, run_dequant_avx2, true},
+    [AVX2_DEQUANT_C] = {"avx2_dequant_c", HOST_AVX2, -1, run_plain_avx2, true},
     [VNNI] = {"vnni", HOST_AVX512, -1, run_vnni},
-    [AVX512_DEQUANT] = {"avx512_dequant", HOST_AVX512, -1, run_dequant_avx512},
+    [AVX512_DEQUANT] = {"avx512_dequant", HOST_AVX512, -1, run_dequant_avx512, true},
+    [AVX512_DEQUANT_C] = {"avx512_dequant_c", HOST_AVX512, -1, run_plain_avx512, true},
 #endif
     [READ] = {"read", HOST_PORTABLE, -1, run_read},
     [ALL_CORES] = {"all_cores", HOST_PORTABLE, -1, run_all_cores},
@@ -189,7 +196,7 @@ static void bench_shape(struct report *report, const struct bench_shape *shape, 
     bench_error(report, run.cache, run.one, shape->name);
     for (enum contender_id id = 0; id < CONTENDERS; id++) {
         samples_init(&samples[id], ROUNDS);
-        if ((id == AVX2_DEQUANT || id == AVX512_DEQUANT) && runs_here(&contenders[id]))
+        if (contenders[id].dequantises && runs_here(&contenders[id]))
             check_dequant(&run, id);
     }
     uint32_t layer = 0;
@@ -221,10 +228,14 @@ static void bench_shape(struct report *report, const struct bench_shape *shape, 
     row(report, shape->name, "all_cores_over_one", ns[best] / ns[ALL_CORES], "x");
     row(report, shape->name, "centre_8_pairs", (ns[PAIRS_8] / ns[PLAIN] - 1) * 100, "% time");
     row(report, shape->name, "centre_16_pairs", (ns[PAIRS_16] / ns[PLAIN] - 1) * 100, "% time");
-    if (runs_here(&contenders[AVX2]))
+    if (runs_here(&contenders[AVX2])) {
         row(report, shape->name, "avx2_over_dequant", ns[AVX2_DEQUANT] / ns[AVX2], "x");
-    if (runs_here(&contenders[VNNI]))
+        row(report, shape->name, "avx2_over_dequant_c", ns[AVX2_DEQUANT_C] / ns[AVX2], "x");
+    }
+    if (runs_here(&contenders[VNNI])) {
         row(report, shape->name, "vnni_over_dequant", ns[AVX512_DEQUANT] / ns[VNNI], "x");
+        row(report, shape->name, "vnni_over_dequant_c", ns[AVX512_DEQUANT_C] / ns[VNNI], "x");
+    }
     free(q);
     free(run.out);
     host_pool_close(run.one);

@@ -17,5 +17,8 @@
  * q: rotated queries [query_heads][d], already times softmax_scale * log2(e); out: rotated outputs [query_heads][d]. */
 void dequant_attend_avx2(const struct oscar_attend_args *args, const float *q, float *out);
 void dequant_attend_avx512(const struct oscar_attend_args *args, const float *q, float *out);
+/* The same as plain C that the compiler vectorises (kernels_dequant_plain.c). */
+void dequant_plain_avx2(const struct oscar_attend_args *args, const float *q, float *out);
+void dequant_plain_avx512(const struct oscar_attend_args *args, const float *q, float *out);
 
 #endif
