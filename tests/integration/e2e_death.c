@@ -171,6 +171,83 @@ static void a_worker_killed_at_any_step_leaves_nothing_behind(void **state) {
     text_free(&text);
 }
 
+/* Waits for a prefix that somebody else has begun to compute. */
+static int wait_long(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, victim->seed, 320);
+    e2e_worker_open(&worker, victim->socket, "waiting");
+    oscar_client_set_timeout(worker.client, ANSWER_MS);
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+    line_tell(pipe, "in flight %u", e2e_info(seq).in_flight_tokens);
+    MUST(oscar_seq_wait(seq, ANSWER_MS));
+    return 0;
+}
+
+static void a_worker_killed_while_it_waits_leaves_nothing_behind(void **state) {
+    struct e2e_worker witness;
+    struct text text = {0};
+    text_append(&text, 4, 320);
+    e2e_worker_open(&witness, e2e_socket(*state), "computing");
+    struct oscar_seq *seq = e2e_open(&witness, &text, text.count, 0);
+    MUST(oscar_seq_reserve(seq, text.count));
+    struct baseline baseline = take_baseline(*state);
+    for (unsigned i = 0; i < 10; i++) {
+        struct victim victim = {e2e_socket(*state), SEQ_OPEN, 4};
+        struct worker_process process;
+        char line[64];
+        assert_int_equal(worker_fork(&process, "waiting", wait_long, &victim), 0);
+        assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+        assert_string_equal(line, "in flight 320");
+        e2e_wait_metric(*state, "oscar_flight_waiting", 1);
+        worker_end(&process);
+        must_be_back(&baseline, "waiting", i, SEQ_OPEN);
+        assert_int_equal(e2e_metric(*state, "oscar_flight_waiting"), 0);
+    }
+    e2e_extend(&witness, seq, &text, text.count);
+    e2e_check_all(&witness, seq, &text, text.count);
+    e2e_worker_close(&witness);
+    text_free(&text);
+}
+
+static int begin_and_stay(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, victim->seed, 320);
+    e2e_worker_open(&worker, victim->socket, "computing");
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+    e2e_extend(&worker, seq, &text, 100);
+    return stop_here(pipe);
+}
+
+static void who_waits_for_a_worker_that_is_killed_is_told_at_once(void **state) {
+    struct e2e_worker waiting;
+    struct text text = {0};
+    struct victim victim = {e2e_socket(*state), STORED, 6};
+    struct worker_process process;
+    char line[64];
+    text_append(&text, 6, 320);
+    assert_int_equal(worker_fork(&process, "computing", begin_and_stay, &victim), 0);
+    assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
+    e2e_worker_open(&waiting, e2e_socket(*state), "waiting");
+    oscar_client_set_timeout(waiting.client, ANSWER_MS);
+    struct oscar_seq *seq = e2e_open(&waiting, &text, text.count, 0);
+    assert_int_equal(e2e_info(seq).hit_tokens, 64);
+    assert_int_equal(e2e_info(seq).in_flight_tokens, 320);
+    worker_signal(&process, SIGKILL);
+    MUST(oscar_seq_wait(seq, ANSWER_MS)); /* not its deadline: that would be OSCAR_ERR_TIMEOUT */
+    assert_int_equal(e2e_info(seq).hit_tokens, 64);
+    e2e_extend(&waiting, seq, &text, text.count);
+    e2e_check_all(&waiting, seq, &text, text.count);
+    worker_end(&process);
+    e2e_worker_close(&waiting);
+    text_free(&text);
+}
+
 static int keep_busy(struct line_pipe *pipe, void *argument) {
     const struct victim *victim = argument;
     e2e_child();
@@ -293,6 +370,8 @@ static int stop(void **state) { return e2e_stop(state); }
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_worker_killed_at_any_step_leaves_nothing_behind, start, stop),
+        cmocka_unit_test_setup_teardown(a_worker_killed_while_it_waits_leaves_nothing_behind, start, stop),
+        cmocka_unit_test_setup_teardown(who_waits_for_a_worker_that_is_killed_is_told_at_once, start, stop),
         cmocka_unit_test_setup_teardown(workers_killed_at_random_instants_leave_nothing_behind, start, stop),
         cmocka_unit_test_setup_teardown(pages_of_a_closed_socket_are_quarantined_until_the_process_exits, start_small,
                                         stop),
