@@ -16,8 +16,8 @@
 #define DENSE_ERROR_BOUND 0.03
 /*
  * The default calibration is data-free (Hadamard, no centre, nearest rounding). With it two bits err by 6 to 13 % of a row in the
- * mean, by layer; a worker that joins over a packed recent window sees more. A row whose exact output is far shorter than the V rows
- * that it is made of errs by more than its own length, 3 times in the worst of this capture. A wrong page, or a right one read
+ * mean, by layer; a worker that joins over a packed recent window sees more. A row whose exact output is much shorter than the V rows
+ * that it is made of may err by more than its own length, 3 times in the worst of this capture. A wrong page, or a right one read
  * wrong, is off by 1 in the mean.
  */
 #define INT2_MEAN_ERROR_BOUND 0.3
@@ -113,7 +113,7 @@ static void print_errors(const struct scene *scene) {
     }
     printf("  The calibration is the data-free default (Hadamard, no centre, nearest rounding); a fitted one errs "
            "less. Errors\n"
-           "  over 1 are of rows whose exact output is far shorter than the V rows that it is made of.\n\n");
+           "  over 1 are mostly of rows whose exact output is much shorter than the V rows that it is made of.\n\n");
 }
 
 void report_print(const struct scene *scene, const struct replay *replay) {
