@@ -54,7 +54,7 @@ const struct config_key config_keys[] = {
     {"memory", "chunk", NULL, CONFIG_SIZE, AT(chunk), "64M", NULL, NULL, UINT64_C(1) << 20, UINT64_C(1) << 36,
      "What is asked from the device at once. Larger chunks are mapped faster, smaller ones waste less in small "
      "caches.\n"
-     "A chunk holds one page at least."},
+     "A chunk holds one page at least, and is a 64th of the budget at most."},
 
     {"pack", "threads", NULL, CONFIG_COUNT, AT(pack_threads), "0", "0, for a quarter of the cores", NULL, 0, 256,
      "Threads that pack pages (on the host backend) and inspect them."},

@@ -108,9 +108,11 @@ void oscar_client_close(struct oscar_client *client) {
         oscar_connection_close_fd(client->connection);
         return;
     }
-    /* The end of the connection closes everything on the daemon's side: nothing is sent, nobody is waited for. */
+    /* The end of the connection would close all this too, but says nothing of streams: until the process has exited the daemon
+     * would have to take it that they still use the pages. */
+    uint64_t deadline = oscar_client_deadline(client);
     while (client->models != NULL)
-        oscar_model_forget(client->models);
+        oscar_model_end(client->models, deadline);
     client_free(client);
 }
 

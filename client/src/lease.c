@@ -125,13 +125,6 @@ void oscar_lease_end(struct oscar_lease *lease, uint64_t deadline) {
     free(lease);
 }
 
-void oscar_lease_forget(struct oscar_lease *lease) {
-    leave(lease);
-    lease->closing->undo = NULL;
-    oscar_call_release(lease->closing);
-    free(lease);
-}
-
 void oscar_lease_close(struct oscar_lease *lease) {
     if (lease != NULL && getpid() == lease->model->client->pid)
         oscar_lease_end(lease, oscar_client_deadline(lease->model->client));

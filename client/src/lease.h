@@ -14,8 +14,7 @@ struct oscar_lease {
     struct oscar_call *closing;
 };
 
-/* Closes it, with a message to the daemon or without one. */
+/* Closes it here and, until the deadline, in the daemon. */
 void oscar_lease_end(struct oscar_lease *lease, uint64_t deadline);
-void oscar_lease_forget(struct oscar_lease *lease);
 
 #endif

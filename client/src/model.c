@@ -257,22 +257,7 @@ static void unlink_model(struct oscar_model *model) {
     pthread_mutex_unlock(&model->client->lock);
 }
 
-void oscar_model_forget(struct oscar_model *model) {
-    while (!LIST_EMPTY(&model->seqs))
-        oscar_seq_forget(LIST_FIRST(&model->seqs));
-    while (!LIST_EMPTY(&model->leases))
-        oscar_lease_forget(LIST_FIRST(&model->leases));
-    unlink_model(model);
-    model->closing->undo = NULL;
-    oscar_call_release(model->closing);
-    oscar_model_memory_unref(model->memory);
-    free(model);
-}
-
-void oscar_model_close(struct oscar_model *model) {
-    if (model == NULL || getpid() != model->client->pid)
-        return;
-    uint64_t deadline = oscar_client_deadline(model->client); /* of all that is closed here, together */
+void oscar_model_end(struct oscar_model *model, uint64_t deadline) {
     while (!LIST_EMPTY(&model->seqs))
         oscar_seq_end(LIST_FIRST(&model->seqs), deadline);
     while (!LIST_EMPTY(&model->leases))
@@ -281,6 +266,11 @@ void oscar_model_close(struct oscar_model *model) {
     oscar_call_undo(model->closing, deadline);
     oscar_model_memory_unref(model->memory);
     free(model);
+}
+
+void oscar_model_close(struct oscar_model *model) {
+    if (model != NULL && getpid() == model->client->pid)
+        oscar_model_end(model, oscar_client_deadline(model->client));
 }
 
 /* --- looking ------------------------------------------------------------------------------------------------------ */

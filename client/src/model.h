@@ -37,7 +37,7 @@ static inline const struct oscar_device_ops *oscar_model_ops(const struct oscar_
 }
 
 int oscar_model_check(const struct oscar_model *model);
-/* Frees the model with its sequences and leases without a word to the daemon. */
-void oscar_model_forget(struct oscar_model *model);
+/* Closes its sequences, its leases and itself, here and, until the deadline, in the daemon. */
+void oscar_model_end(struct oscar_model *model, uint64_t deadline);
 
 #endif

@@ -285,13 +285,6 @@ void oscar_seq_end(struct oscar_seq *seq, uint64_t deadline) {
     seq_free(seq);
 }
 
-void oscar_seq_forget(struct oscar_seq *seq) {
-    leave(seq);
-    seq->closing->undo = NULL;
-    oscar_call_release(seq->closing);
-    seq_free(seq);
-}
-
 void oscar_seq_close(struct oscar_seq *seq) {
     if (seq != NULL && getpid() == seq->model->client->pid)
         oscar_seq_end(seq, oscar_client_deadline(seq->model->client));

@@ -82,9 +82,8 @@ int oscar_seq_take_advance(struct oscar_seq *seq, struct oscar_call *call);
 int oscar_seq_take_reserve(struct oscar_seq *seq, struct oscar_call *call);
 int oscar_seq_take_extend(struct oscar_seq *seq, struct oscar_call *call);
 
-/* Closes it, with a message to the daemon or without one. */
+/* Closes it here and, until the deadline, in the daemon. */
 void oscar_seq_end(struct oscar_seq *seq, uint64_t deadline);
-void oscar_seq_forget(struct oscar_seq *seq);
 
 static inline uint32_t oscar_pages_of(uint32_t tokens) { return (tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS; }
 

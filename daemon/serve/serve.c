@@ -48,6 +48,8 @@ static int random_number(uint64_t *ret, struct oscar_cause *cause) {
     return 0;
 }
 
+#define CHUNKS_AT_LEAST 64U /* in the budget: each client has dense chunks of its own */
+
 static int make_store(struct serve *serve, const struct serve_options *options, struct oscar_cause *cause) {
     const struct config *config = serve->config;
     uint64_t hash_seed;
@@ -62,7 +64,9 @@ static int make_store(struct serve *serve, const struct serve_options *options, 
         .ops = options->ops,
         .device = options->device,
         .budget_bytes = options->budget_bytes,
-        .chunk_bytes = config->chunk.bytes,
+        .chunk_bytes = config->chunk.bytes < options->budget_bytes / CHUNKS_AT_LEAST
+                           ? config->chunk.bytes
+                           : options->budget_bytes / CHUNKS_AT_LEAST,
         .pack_threads = pack_threads,
         .max_sequences = (uint32_t)config->sequences,
         .max_leases = (uint32_t)config->leases,

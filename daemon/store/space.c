@@ -12,6 +12,15 @@ static bool may_grow(const struct store *store, const struct arena *arena) {
            unused >= arena->shape.stride * arena->shape.chunk_pages + memory->options.budget_bytes / DENSE_SHARE;
 }
 
+/* A writer that is faster than packing must wait for it, not push out what is cached: beyond the share of dense chunks nothing is
+ * evicted for a dense slot while dense pages are on their way out. */
+static bool packing_makes_room(const struct store *store, const struct arena *arena) {
+    const struct memory *memory = &store->memory;
+    return arena->form == OSCAR_FORM_DENSE && !store->pack_starved &&
+           (store->pack_running > 0 || store->pack_waiting > 0) &&
+           memory->used_bytes[OSCAR_FORM_DENSE] >= memory->options.budget_bytes / DENSE_SHARE;
+}
+
 int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t *ret_slot,
                struct oscar_cause *cause) {
     bool refused = false; /* the device has no memory for a chunk that the budget allows */
@@ -35,6 +44,9 @@ int space_take(struct store *store, struct arena *arena, struct share *share, ui
             if (memory_reclaim(&store->memory))
                 continue;
         }
+        if (packing_makes_room(store, arena))
+            return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu pages are being packed, which makes room: try again",
+                              (unsigned long long)(store->pack_waiting + store->pack_running));
         if (!tree_evict(store))
             return oscar_fail(
                 cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use, and nothing more can be evicted",

@@ -153,6 +153,22 @@ static void a_storm_of_probes_pins_nothing(void **state) {
     text_free(&text);
 }
 
+/* More often than the cache has room for: what a connection held comes back with its end, not with its process's. */
+static void a_client_that_is_closed_gives_back_what_it_had_while_its_process_lives_on(void **state) {
+    struct text text = make_text(1, 256);
+    for (unsigned i = 0; i < 30; i++) {
+        struct e2e_worker worker;
+        e2e_worker_open(&worker, e2e_socket(*state), "short lived");
+        struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+        MUST(oscar_seq_reserve(seq, 512));
+        oscar_client_close(worker.client); /* with its model and sequence open */
+        oscar_calibration_free(worker.calibration);
+    }
+    e2e_wait_metric(*state, E2E_USED, 0);
+    e2e_wait_metric(*state, E2E_QUARANTINED, 0);
+    text_free(&text);
+}
+
 static int start(void **state) { return e2e_start(state, BUDGET); }
 static int stop(void **state) { return e2e_stop(state); }
 
@@ -162,6 +178,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(no_space_is_said_only_when_all_is_in_use_and_passes, start, stop),
         cmocka_unit_test_setup_teardown(a_lease_keeps_its_pages_however_long_others_press, start, stop),
         cmocka_unit_test_setup_teardown(a_storm_of_probes_pins_nothing, start, stop),
+        cmocka_unit_test_setup_teardown(a_client_that_is_closed_gives_back_what_it_had_while_its_process_lives_on,
+                                        start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

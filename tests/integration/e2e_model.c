@@ -131,8 +131,6 @@ void e2e_worker_open(struct e2e_worker *worker, const char *socket, const char *
 }
 
 void e2e_worker_close(struct e2e_worker *worker) {
-    /* A client that closes without its models is as one that was killed: what it used is quarantined until this process ends. */
-    oscar_model_close(worker->model);
     oscar_client_close(worker->client);
     oscar_calibration_free(worker->calibration);
     memset(worker, 0, sizeof(*worker));

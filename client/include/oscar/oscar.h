@@ -92,8 +92,9 @@ struct oscar_client_options {
 
 /* Connects and agrees on a version. OSCAR_ERR_NOT_RUNNING, _VERSION, _PERMISSION, _TIMEOUT, _LIMIT. */
 OSCAR_API int oscar_client_open(const struct oscar_client_options *options, struct oscar_client **ret_client);
-/* Closes everything that was opened through it (after waiting for nothing: pages stay readable by enqueued work until the
- * daemon has seen its fences). Models, sequences and leases of it are freed: do not use them again. NULL is fine. */
+/* Closes everything that was opened through it; speaks to the daemon within the timeout, and to one that is gone or stopped not at
+ * all. Pages stay readable by enqueued work until the daemon has seen its fences. Models, sequences and leases of it are freed: do not
+ * use them again. NULL is fine. */
 OSCAR_API void oscar_client_close(struct oscar_client *client);
 OSCAR_API void oscar_client_set_timeout(struct oscar_client *client, uint32_t timeout_ms);
 
