@@ -91,20 +91,21 @@ struct contender {
 };
 
 static const struct contender contenders[CONTENDERS] = {
-    [PORTABLE] = {"portable", HOST_PORTABLE, -1, run_portable},
+    [PORTABLE] = {"portable", HOST_PORTABLE, -1, run_portable, false},
 #ifdef BENCH_X86
-    [AVX2] = {"avx2", HOST_AVX2, -1, run_avx2},
+    [AVX2] = {"avx2", HOST_AVX2, -1, run_avx2, false},
     [AVX2_DEQUANT] = {"avx2_dequant", HOST_AVX2, -1, run_dequant_avx2, true},
     [AVX2_DEQUANT_C] = {"avx2_dequant_c", HOST_AVX2, -1, run_plain_avx2, true},
-    [VNNI] = {"vnni", HOST_AVX512, -1, run_vnni},
+    [VNNI] = {"vnni", HOST_AVX512, -1, run_vnni, false},
     [AVX512_DEQUANT] = {"avx512_dequant", HOST_AVX512, -1, run_dequant_avx512, true},
     [AVX512_DEQUANT_C] = {"avx512_dequant_c", HOST_AVX512, -1, run_plain_avx512, true},
 #endif
-    [READ] = {"read", HOST_PORTABLE, -1, run_read},
-    [ALL_CORES] = {"all_cores", HOST_PORTABLE, -1, run_all_cores},
-    [PLAIN] = {NULL, HOST_PORTABLE, -1, run_best}, /* next to those with a centre, for the same state of the machine */
-    [PAIRS_8] = {NULL, HOST_PORTABLE, 8, run_best},
-    [PAIRS_16] = {NULL, HOST_PORTABLE, 16, run_best},
+    [READ] = {"read", HOST_PORTABLE, -1, run_read, false},
+    [ALL_CORES] = {"all_cores", HOST_PORTABLE, -1, run_all_cores, false},
+    /* Next to those with a centre, for the same state of the machine. */
+    [PLAIN] = {NULL, HOST_PORTABLE, -1, run_best, false},
+    [PAIRS_8] = {NULL, HOST_PORTABLE, 8, run_best, false},
+    [PAIRS_16] = {NULL, HOST_PORTABLE, 16, run_best, false},
 };
 
 static bool runs_here(const struct contender *contender) {
