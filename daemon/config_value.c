@@ -20,7 +20,8 @@ static void expected_form(const struct config_key *key, char *buffer, size_t cap
     switch (key->kind) {
     case CONFIG_TEXT:
         if (key->choices == NULL) {
-            snprintf(buffer, capacity, "text without control characters%s", key->min > 0 ? ", not empty" : "");
+            snprintf(buffer, capacity, "text without control characters or blanks around it%s",
+                     key->min > 0 ? ", not empty" : "");
             return;
         }
         break;
@@ -86,8 +87,15 @@ static bool parse_size(const struct config_key *key, const char *text, struct co
     return true;
 }
 
+/* Blanks around a value would not survive the way through a file. */
+static bool has_blank_end(const char *text) {
+    size_t length = strlen(text);
+    return length > 0 && (isspace((unsigned char)text[0]) || isspace((unsigned char)text[length - 1]));
+}
+
 static bool parse_text(const struct config_key *key, const char *text, char **field_text) {
-    if (!oscar_text_valid(text, strlen(text)) || (key->min > 0 && text[0] == '\0') || strlen(text) >= PATH_MAX)
+    if (!oscar_text_valid(text, strlen(text)) || (key->min > 0 && text[0] == '\0') || strlen(text) >= PATH_MAX ||
+        has_blank_end(text))
         return false;
     bool chosen = key->choices == NULL;
     for (size_t i = 0; !chosen && key->choices[i] != NULL; i++)

@@ -5,20 +5,41 @@
  * cache costs as many evictions as it takes until one happens to be empty. */
 #define DENSE_SHARE 8
 
+/* What the packed forms of all dense pages will take beyond the packed slots that are free (as if all were of this model). */
+static uint64_t packing_needs(const struct store *store, const struct arena *dense) {
+    const struct memory *memory = &store->memory;
+    const struct arena *packed = &model_at(store, dense->model)->arena[OSCAR_FORM_PACKED];
+    uint64_t pages = memory->used_bytes[OSCAR_FORM_DENSE] / dense->shape.stride, needs = pages * packed->shape.stride;
+    uint64_t unused = memory->chunk_bytes[OSCAR_FORM_PACKED] - memory->used_bytes[OSCAR_FORM_PACKED];
+    return needs > unused ? needs - unused : 0;
+}
+
+/* Whether a chunk may be added without a thought for what is cached: only where nothing is, or where packing will not have to evict
+ * for what is dense by then. */
 static bool may_grow(const struct store *store, const struct arena *arena) {
     const struct memory *memory = &store->memory;
     uint64_t unused = memory->options.budget_bytes - memory->total_bytes + memory->empty_bytes;
-    return arena->form == OSCAR_FORM_DENSE || store->heap.count == 0 ||
-           unused >= arena->shape.stride * arena->shape.chunk_pages + memory->options.budget_bytes / DENSE_SHARE;
+    uint64_t left =
+        arena->form == OSCAR_FORM_DENSE ? packing_needs(store, arena) : memory->options.budget_bytes / DENSE_SHARE;
+    return store->heap.count == 0 || unused >= arena->shape.stride * arena->shape.chunk_pages + left;
 }
 
-/* A writer that is faster than packing must wait for it, not push out what is cached: beyond the share of dense chunks nothing is
- * evicted for a dense slot while dense pages are on their way out. */
+/* Full pages that are still dense but need not stay so: they wait for their seal or for packing. */
+static uint64_t pages_on_their_way(const struct store *store) {
+    uint64_t pages = store->pack_waiting;
+    const struct seq *seq;
+    TAILQ_FOREACH(seq, &store->watched, in_watch) {
+        if (seq->failure == 0)
+            pages += seq_full_pages(seq) - seq->path_pages;
+    }
+    return pages;
+}
+
+/* Writers that are faster than sealing and packing must wait for them, not fill the budget with dense pages and push out what is cached:
+ * while pages of the size of the dense share are on their way, a dense slot comes only from what gets free. */
 static bool packing_makes_room(const struct store *store, const struct arena *arena) {
-    const struct memory *memory = &store->memory;
     return arena->form == OSCAR_FORM_DENSE && !store->pack_starved &&
-           (store->pack_running > 0 || store->pack_waiting > 0) &&
-           memory->used_bytes[OSCAR_FORM_DENSE] >= memory->options.budget_bytes / DENSE_SHARE;
+           pages_on_their_way(store) * arena->shape.stride >= store->memory.options.budget_bytes / DENSE_SHARE;
 }
 
 int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t *ret_slot,
@@ -30,6 +51,9 @@ int space_take(struct store *store, struct arena *arena, struct share *share, ui
             *ret_slot = slot;
             return 0;
         }
+        if (packing_makes_room(store, arena))
+            return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu pages wait to be packed, which makes room: try again",
+                              (unsigned long long)pages_on_their_way(store));
         if (may_grow(store, arena)) {
             int r = arena_grow(arena, share, cause);
             if (r == 0)
@@ -44,9 +68,6 @@ int space_take(struct store *store, struct arena *arena, struct share *share, ui
             if (memory_reclaim(&store->memory))
                 continue;
         }
-        if (packing_makes_room(store, arena))
-            return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu pages are being packed, which makes room: try again",
-                              (unsigned long long)(store->pack_waiting + store->pack_running));
         if (!tree_evict(store))
             return oscar_fail(
                 cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use, and nothing more can be evicted",

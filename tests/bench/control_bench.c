@@ -295,9 +295,9 @@ static void bench_crowd(struct report *report, struct private_daemon *daemon, ui
     report_row(report, "clients_64_seq_advance_page", crowd_rate(daemon, CROWD_ADVANCE, paths), "advances/s");
 }
 
-static void bench_metadata(struct report *report, struct private_daemon *daemon, uint32_t paths) {
-    double tokens = (double)paths * PATH_TOKENS;
-    report_row(report, "pages_stored", tokens / OSCAR_PAGE_TOKENS, "pages");
+static void bench_metadata(struct report *report, struct private_daemon *daemon) {
+    double pages = (double)metric(daemon, "oscar_pages"), tokens = pages * OSCAR_PAGE_TOKENS;
+    report_row(report, "pages_stored", pages, "pages");
     report_row(report, "metadata_per_million_tokens", (double)metric(daemon, "oscar_metadata_bytes") / tokens, "MB");
 }
 
@@ -344,7 +344,7 @@ int main(int argc, char **argv) {
     struct report *report = report_new("control", json);
     bench_sharing(report, &daemon);
     store_all(&daemon, paths);
-    bench_metadata(report, &daemon, paths);
+    bench_metadata(report, &daemon);
     bench_opens(report, &daemon, paths);
     bench_advance(report, &daemon);
     bench_crowd(report, &daemon, paths);

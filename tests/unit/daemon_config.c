@@ -225,6 +225,21 @@ static void an_unknown_variable_of_ours_is_refused(void **state) {
     assert_non_null(strstr(cause.text, "environment OSCARD_MEMORY_BUDGET"));
 }
 
+/* A printed configuration must read back as itself. */
+static void blanks_around_a_value_are_no_part_of_it_anywhere(void **state) {
+    (void)state;
+    struct config *config = load_text(RUNTIME "socket =   a.sock  \n");
+    assert_string_equal(config->socket, "/run/somewhere/a.sock");
+    config_free(config);
+    config = NULL;
+    struct oscar_cause cause = {0};
+    const char *const environment[] = {"OSCARD_DAEMON_SOCKET=a.sock ", NULL}, *const flags[] = {"--socket", "\ta",
+                                                                                                NULL};
+    assert_int_equal(load(NULL, environment, &config, &cause), OSCAR_ERR_CONFIG);
+    assert_non_null(strstr(cause.text, "blanks around"));
+    assert_int_equal(load(flags, NO_ENVIRONMENT, &config, &cause), OSCAR_ERR_CONFIG);
+}
+
 static void tenants_follow_the_user_id(void **state) {
     (void)state;
     struct config *config = load_text("[tenants]\ntenant.research = 1001, 1002\ntenant.web-2 = 0\n");
@@ -387,6 +402,7 @@ int main(void) {
         cmocka_unit_test(structure_mistakes_are_refused_with_their_line),
         cmocka_unit_test(a_missing_file_and_a_directory_are_refused),
         cmocka_unit_test(an_unknown_variable_of_ours_is_refused),
+        cmocka_unit_test(blanks_around_a_value_are_no_part_of_it_anywhere),
         cmocka_unit_test(tenants_follow_the_user_id),
         cmocka_unit_test(tenants_that_would_be_taken_for_others_are_refused),
         cmocka_unit_test(the_runtime_directory_follows_the_environment),
