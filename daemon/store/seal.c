@@ -46,6 +46,22 @@ uint32_t seal_reach(const struct seq *seq) {
     return reach;
 }
 
+uint32_t seal_under_way(const struct seq *seq) {
+    const struct dense_entry *first = first_unpublished(seq);
+    if (!first || seq->failure != 0)
+        return 0;
+    /* Fences rise with the pages, so those that are reached come first. */
+    uint32_t low = 0, high = seq_full_pages(seq) - seq->path_pages;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (first[middle].kind == DENSE_PENDING && !seq_reached(seq, first[middle].fence))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 void seal_start(struct seq *seq) {
     struct store *store = seq->client->store;
     struct dense_entry *entry = first_unpublished(seq), *end = entry ? seq->dense + seq->denses : NULL;

@@ -24,14 +24,11 @@ static bool may_grow(const struct store *store, const struct arena *arena) {
     return store->heap.count == 0 || unused >= arena->shape.stride * arena->shape.chunk_pages + left;
 }
 
-/* Full pages that are still dense but need not stay so: they wait for their seal or for packing. */
+/* Pages that the store itself keeps dense for now: they wait for their seal or for packing. */
 static uint64_t pages_on_their_way(const struct store *store) {
     uint64_t pages = store->pack_waiting;
     const struct seq *seq;
-    TAILQ_FOREACH(seq, &store->watched, in_watch) {
-        if (seq->failure == 0)
-            pages += seq_full_pages(seq) - seq->path_pages;
-    }
+    TAILQ_FOREACH(seq, &store->watched, in_watch) { pages += seal_under_way(seq); }
     return pages;
 }
 

@@ -411,6 +411,8 @@ void seal_finished(struct pool_job *job);
 bool seal_is_job(const struct pool_job *job);
 /* Up to which page its path may still grow without another request. */
 uint32_t seal_reach(const struct seq *seq);
+/* How many of its unpublished full pages wait for the store alone: their fence has been reached. */
+uint32_t seal_under_way(const struct seq *seq);
 static inline bool seal_pending(const struct seq *seq) { return seal_reach(seq) > seq->path_pages; }
 
 /* --- pack.c --- */
