@@ -46,7 +46,7 @@ void pump_hasten(struct serve *serve) { serve->fence_interval_ns = FENCE_INTERVA
 
 void pump_arm(struct serve *serve) {
     loop_timer_set(serve->loop, serve->deadline_timer, store_next_deadline(serve->store));
-    bool pending = store_fences_pending(serve->store);
+    bool pending = store_poll_pending(serve->store);
     if (!pending) {
         serve->fence_interval_ns = FENCE_INTERVAL_MIN_NS;
         if (serve->fence_timer_armed)

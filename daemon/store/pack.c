@@ -105,9 +105,13 @@ static bool job_add(struct pack_job *pack, uint32_t index) {
     return true;
 }
 
+bool pack_possible(const struct store *store) {
+    return !store->pack_starved && store->pack_waiting > 0 &&
+           store->pack_running < store->options.pack_threads * JOBS_A_THREAD;
+}
+
 void pack_dispatch(struct store *store) {
-    while (!store->pack_starved && store->pack_waiting > 0 &&
-           store->pack_running < store->options.pack_threads * JOBS_A_THREAD) {
+    while (pack_possible(store)) {
         struct pack_job *pack = calloc(1, sizeof *pack);
         if (!pack)
             return;

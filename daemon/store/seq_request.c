@@ -223,8 +223,7 @@ int seq_request_advance(struct store_client *client, const struct oscar_request 
         entry->fence = seq->fence;
     }
     seq_slide(seq, seq_window(seq_full_pages(seq)));
-    seal_start(seq);
-    seq_watch(seq);
+    seq_watch(seq); /* inspections begin with the next poll: a thread woken now would delay the reply */
 
     uint32_t updates = 0;
     if (seq_updates(seq, seq->fence + 1, client_updates(client), &updates, NULL) < 0)

@@ -418,6 +418,7 @@ static inline bool seal_pending(const struct seq *seq) { return seal_reach(seq) 
 /* --- pack.c --- */
 
 void pack_want(struct store *store, uint32_t index);
+bool pack_possible(const struct store *store); /* pack_dispatch would find something to do */
 void pack_dispatch(struct store *store);
 void pack_finished(struct pool_job *job);
 

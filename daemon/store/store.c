@@ -108,7 +108,7 @@ void store_free(struct store *store) {
 
 int store_event_fd(const struct store *store) { return pool_event_fd(store->pool); }
 
-bool store_fences_pending(const struct store *store) { return !TAILQ_EMPTY(&store->watched); }
+bool store_poll_pending(const struct store *store) { return !TAILQ_EMPTY(&store->watched) || pack_possible(store); }
 
 void store_poll(struct store *store, uint64_t now_ns) {
     take_finished(store);
@@ -163,7 +163,6 @@ int store_request(struct store *store, struct store_client *client, const struct
         *cause = failure;
     if (r == OSCAR_ERR_NO_SPACE)
         store->count.no_space++;
-    pack_dispatch(store);
     if (r == 0)
         *ret_reply = reply;
     return r;

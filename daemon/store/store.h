@@ -64,8 +64,9 @@ void store_free(struct store *store); /* waits for the pool */
 
 /* Readable when store_poll has work to do: finished jobs, calls that can be answered, what a poll before put off. */
 int store_event_fd(const struct store *store);
-/* Some sequence waits for its client's counter, of which no event tells: then the caller polls by timer. */
-bool store_fences_pending(const struct store *store);
+/* Something waits for a poll of which no event tells: a sequence for its client's counter, or pages that a request has left to be packed
+ * (a request wakes no thread itself: that would delay its reply). Then the caller polls by timer. */
+bool store_poll_pending(const struct store *store);
 /* A bounded amount of work; to be called on that event, that timer and at store_next_deadline. */
 void store_poll(struct store *store, uint64_t now_ns);
 

@@ -301,7 +301,7 @@ static void a_dead_clients_sequences_are_gone_from_every_count(void **state) {
         assert_int_equal(rig_metric(&rig, "oscar_leases", ""), 0);
         assert_int_equal(rig_metric(&rig, "oscar_memory_used_bytes", "form=\"dense\""), 0);
         assert_int_equal(rig_metric(&rig, "oscar_memory_quarantined_bytes", ""), 0);
-        assert_false(store_fences_pending(rig.store));
+        assert_false(store_poll_pending(rig.store));
     }
 }
 

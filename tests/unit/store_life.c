@@ -84,7 +84,7 @@ static void a_page_is_not_visible_before_its_fence(void **state) {
     assert_int_equal(rig_seq_reserve(writer, 2 * PAGE), 0);
     assert_int_equal(rig_seq_advance(writer, tokens, 2 * PAGE), 0);
     rig_settle(&rig);
-    assert_true(store_fences_pending(rig.store));
+    assert_true(store_poll_pending(rig.store));
     assert_int_equal(rig_probe(b, tokens, 2 * PAGE), 0);
     /* One short of the fence is not reached. */
     atomic_store(&a->fences[writer->fence_slot], writer->fence - 1);
