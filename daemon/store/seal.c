@@ -161,7 +161,8 @@ static bool publish_next(struct seq *seq) {
 
 void seal_publish(struct seq *seq, uint32_t limit) {
     uint32_t published = 0;
-    while (seq->failure == 0 && published < limit && publish_next(seq))
+    /* What comes before a page that failed is as good as if that page had never been. */
+    while ((seq->failure == 0 || seq->path_pages < seq->failed_page) && published < limit && publish_next(seq))
         published++;
     if (published == 0)
         return;
