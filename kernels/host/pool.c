@@ -20,10 +20,11 @@ struct host_pool {
     uint32_t threads;
     uint32_t started; /* threads made, without the caller */
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* a new run, or the end */
-    pthread_cond_t done; /* the last helper left the run */
-    uint64_t run;        /* counts runs; guarded by mutex, like the fields below */
-    uint32_t busy;       /* helpers that have not left the current run */
+    pthread_cond_t work;      /* a new run, or the end */
+    pthread_cond_t done;      /* the last helper left the run */
+    atomic_uint_fast64_t run; /* counts runs; changed under the mutex, like the fields below */
+    bool open;                /* helpers may still enter the current run */
+    uint32_t inside;          /* helpers that have entered and not left it */
     bool closing;
     host_pool_task *task;
     void *argument;
@@ -41,22 +42,40 @@ static void pool_take_tasks(struct host_pool *pool, uint32_t worker) {
     }
 }
 
+/* One layer follows another: to look out for the next run for some microseconds is cheaper than to be woken for it. */
+#define LOOK_OUTS 1000U
+
+static void look_out(const struct host_pool *pool, uint64_t seen) {
+    for (unsigned i = 0; i < LOOK_OUTS && atomic_load_explicit(&pool->run, memory_order_relaxed) == seen; i++) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+    }
+}
+
 static void *pool_thread(void *argument) {
     struct pool_worker *self = argument;
     struct host_pool *pool = self->pool;
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->mutex);
-    for (;;) {
-        while (pool->run == seen && !pool->closing)
+    while (!pool->closing) {
+        uint64_t run = atomic_load_explicit(&pool->run, memory_order_relaxed);
+        if (run == seen) {
             pthread_cond_wait(&pool->work, &pool->mutex);
-        if (pool->closing)
-            break;
-        seen = pool->run;
+            continue;
+        }
+        seen = run;
+        if (!pool->open) /* woken too late: the others have done it */
+            continue;
+        pool->inside++;
         pthread_mutex_unlock(&pool->mutex);
         pool_take_tasks(pool, self->index);
         pthread_mutex_lock(&pool->mutex);
-        if (--pool->busy == 0)
+        if (--pool->inside == 0)
             pthread_cond_signal(&pool->done);
+        pthread_mutex_unlock(&pool->mutex);
+        look_out(pool, seen);
+        pthread_mutex_lock(&pool->mutex);
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -137,14 +156,15 @@ void host_pool_run(struct host_pool *pool, uint32_t tasks, host_pool_task *task,
     pool->argument = argument;
     pool->tasks = tasks;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    pool->busy = pool->started;
-    pool->run++;
+    pool->open = true;
+    atomic_fetch_add_explicit(&pool->run, 1, memory_order_relaxed);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->mutex);
     pool_take_tasks(pool, 0);
-    /* Every helper has to leave before the next run may change what it reads. */
+    /* Helpers that are inside have to leave before the next run may change what they read; who has not woken up need not come. */
     pthread_mutex_lock(&pool->mutex);
-    while (pool->busy != 0)
+    pool->open = false;
+    while (pool->inside != 0)
         pthread_cond_wait(&pool->done, &pool->mutex);
     pthread_mutex_unlock(&pool->mutex);
 }
