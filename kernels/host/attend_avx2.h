@@ -12,19 +12,26 @@
 /* Inner loops are written once and compiled for each number of columns and each head size. */
 #define ATTEND_INLINE static inline __attribute__((always_inline))
 
-/* 2^x for x <= 0 (or a little above), relative error 1.1e-7: minimax polynomial of 2^f on [-1/2, 1/2]; below -126 it stays 2^-126. */
+/* Scores rise this far above a column's max before it moves, so that few pages rescale what is there; floats lose nothing by
+ * it. */
+#define ATTEND_RAISE 8.0F
+
+/* 2^x for x <= ATTEND_RAISE (or a little above), relative error 1.1e-7: minimax polynomial of 2^f on [-1/2, 1/2]; below -126
+ * it stays 2^-126. */
 ATTEND_INLINE __m256 attend_exp2(__m256 x) {
     x = _mm256_max_ps(x, _mm256_set1_ps(-126.0F));
-    __m256 whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 f = _mm256_sub_ps(x, whole);
+    /* At this size a float's step is 1: the sum rounds x, and its lowest bits are the integer. */
+    const __m256 rounder = _mm256_set1_ps(0x1.8p23F);
+    __m256 rounded = _mm256_add_ps(x, rounder);
+    __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(rounded, rounder));
     __m256 y = _mm256_set1_ps(0x1.5bba1p-10F);
     y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(0x1.3cea88p-7F));
     y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(0x1.c6b752p-5F));
     y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(0x1.ebf9bcp-3F));
     y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(0x1.62e42ap-1F));
     y = _mm256_fmadd_ps(y, f, _mm256_set1_ps(1.0F));
-    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
-    return _mm256_mul_ps(y, _mm256_castsi256_ps(exponent));
+    __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(rounded), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
 }
 
 ATTEND_INLINE float attend_sum(__m256 x) {
@@ -56,7 +63,7 @@ ATTEND_INLINE __m256 attend_seen(uint32_t rows, uint32_t i) {
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)rows - (int32_t)(8 * i)), lane));
 }
 
-/* What a column has so far moves to a new, larger max. Rare after the first pages. */
+/* What a column has so far moves to a new, larger max. Rare after the first page. */
 static __attribute__((noinline)) void attend_raise(const struct attend_columns *columns, uint32_t c, float max,
                                                    const struct attend_partial *partial) {
     float *out = partial->out + (size_t)c * columns->d, shrink = exp2f(partial->max[c] - max);
@@ -85,7 +92,7 @@ ATTEND_INLINE __m128 attend_softmax_of(const struct attend_columns *columns, uin
     _mm_storeu_ps(maxima, attend_fold(top, true));
 #pragma GCC unroll 4
     for (uint32_t m = 0; m < n; m++)
-        if (maxima[m] > partial->max[c0 + m])
+        if (maxima[m] > partial->max[c0 + m] + ATTEND_RAISE)
             attend_raise(columns, c0 + m, maxima[m], partial);
 #pragma GCC unroll 4
     for (uint32_t m = 0; m < n; m++) {

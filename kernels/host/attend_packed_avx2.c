@@ -41,7 +41,7 @@ ATTEND_INLINE void transpose(const uint8_t *from, size_t stride, __m256i ret[4])
 }
 
 /* Word x + y of every g: lane t = word / 2W, half (h of V) = word / W % 2, w (r of V) = word % W. */
-ATTEND_INLINE void unpack_codes(const uint8_t *record, uint32_t w, struct unpacked *ret) {
+ATTEND_INLINE void unpack_keys(const uint8_t *record, uint32_t w, struct unpacked *ret) {
     __m256i words[4];
     for (uint32_t tile = 0; tile < 4; tile++, record += (size_t)256 * w)
 #pragma GCC unroll 8
@@ -51,6 +51,11 @@ ATTEND_INLINE void unpack_codes(const uint8_t *record, uint32_t w, struct unpack
             for (uint32_t word = x; word < x + 4; word++)
                 ret->k[tile * 2 + word / w % 2][word % w * 4 + word / (2 * w)] = words[word % 4];
         }
+}
+
+ATTEND_INLINE void unpack_values(const uint8_t *record, uint32_t w, struct unpacked *ret) {
+    __m256i words[4];
+    record += oscar_packed_v_offset(64 * w);
     for (uint32_t tile = 0; tile < 4; tile++, record += (size_t)256 * w)
 #pragma GCC unroll 8
         for (uint32_t x = 0; x < 8 * w; x += 4) {
@@ -158,9 +163,8 @@ ATTEND_INLINE void score_columns(uint32_t n, uint32_t w, uint32_t f, __m256i wor
 }
 
 ATTEND_INLINE __m256i widen(struct score_sums sums) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    return _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(sums.high, ones), 8),
-                            _mm256_madd_epi16(sums.low, ones));
+    return _mm256_add_epi32(_mm256_madd_epi16(sums.high, _mm256_set1_epi16(256)),
+                            _mm256_madd_epi16(sums.low, _mm256_set1_epi16(1)));
 }
 
 /* Scores of eight tokens from their sums; with a centre they are added to what is there. */
@@ -214,8 +218,8 @@ ATTEND_INLINE void score_tokens(const struct attend_columns *columns, uint32_t c
  * elsewhere takes nothing from them. */
 struct weights {
     int16_t fixed[ATTEND_GROUP][TOKENS];
-    float unit[ATTEND_GROUP];
-    float zeros[ATTEND_GROUP]; /* sum of 2^(score - max) * scale * zero, of the rounded weights */
+    float unit[ATTEND_GROUP][4]; /* divided by 4^i */
+    float zeros[ATTEND_GROUP];   /* sum of 2^(score - max) * scale * zero, of the rounded weights */
 };
 
 ATTEND_INLINE __m256i round_weights(__m256 inverse, const float *weight, const float *zero, __m256 *zeros) {
@@ -224,17 +228,19 @@ ATTEND_INLINE __m256i round_weights(__m256 inverse, const float *weight, const f
     return fixed;
 }
 
-ATTEND_INLINE void weigh_columns(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t first,
-                                 const struct attend_partial *partial, const struct unpacked *codes,
-                                 float scores[ATTEND_GROUP][TOKENS], struct weights *ret) {
+ATTEND_INLINE void weigh_columns(const struct attend_columns *columns, uint32_t c0, uint32_t n, uint32_t w,
+                                 const struct attend_page *page, const struct attend_partial *partial,
+                                 struct unpacked *codes, float scores[ATTEND_GROUP][TOKENS], struct weights *ret) {
     const __m256 zero = _mm256_setzero_ps();
     const __m128 unit = _mm_set1_ps(ATTEND_P_UNIT);
     __m256 zeros[ATTEND_GROUP] = {zero, zero, zero, zero};
     float inverse[ATTEND_GROUP];
-    __m128 most = attend_softmax(columns, c0, n, first, partial, codes->scale_v, scores);
+    __m128 most = attend_softmax(columns, c0, n, page->first, partial, codes->scale_v, scores);
     __m128 something = _mm_cmpge_ps(most, _mm_set1_ps(ATTEND_P_NOTHING)), units = _mm_div_ps(most, unit);
     units = _mm_and_ps(units, something);
     _mm_storeu_ps(inverse, _mm_and_ps(_mm_div_ps(unit, most), something));
+    if (c0 == 0) /* only now: it fills the time that the folds and divisions take */
+        unpack_values(page->record, w, codes);
 #pragma GCC unroll 4
     for (uint32_t m = 0; m < n; m++) {
         __m256 column_inverse = _mm256_set1_ps(inverse[m]);
@@ -245,7 +251,11 @@ ATTEND_INLINE void weigh_columns(const struct attend_columns *columns, uint32_t 
             _mm256_storeu_si256((__m256i *)(void *)(ret->fixed[m] + t), both);
         }
     }
-    _mm_storeu_ps(ret->unit, units);
+    const __m128 undo = _mm_setr_ps(1, 0x1p-2F, 0x1p-4F, 0x1p-6F);
+    _mm_storeu_ps(ret->unit[0], _mm_mul_ps(_mm_shuffle_ps(units, units, 0x00), undo));
+    _mm_storeu_ps(ret->unit[1], _mm_mul_ps(_mm_shuffle_ps(units, units, 0x55), undo));
+    _mm_storeu_ps(ret->unit[2], _mm_mul_ps(_mm_shuffle_ps(units, units, 0xAA), undo));
+    _mm_storeu_ps(ret->unit[3], _mm_mul_ps(_mm_shuffle_ps(units, units, 0xFF), undo));
     _mm_storeu_ps(ret->zeros, _mm_mul_ps(attend_fold(zeros, false), units));
 }
 
@@ -259,14 +269,16 @@ ATTEND_INLINE void add_codes(struct value_sums *sums, __m256i code0, __m256i cod
     ADD_32(sums->code1, _mm256_madd_epi16(code1, weight));
 }
 
-ATTEND_INLINE void finish_code(__m256i sum, float unit, float zeros, float *out) {
-    __m256 value = _mm256_fmsub_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(unit), _mm256_set1_ps(zeros));
-    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_loadu_ps(out), value));
+ATTEND_INLINE void finish_code(__m256i sum, const float *unit, __m256 zeros, float *out) {
+    __m256 before = _mm256_sub_ps(_mm256_loadu_ps(out), zeros);
+    _mm256_storeu_ps(out, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(unit), before));
 }
 
-ATTEND_INLINE void finish_column(uint32_t w, struct value_sums sums, float unit, float zeros, float *out) {
-    finish_code(sums.code0, unit, zeros, out);
-    finish_code(sums.code1, unit / 4, zeros, out + (size_t)8 * w);
+ATTEND_INLINE void finish_column(uint32_t w, struct value_sums sums, const float unit[2], const float *zeros,
+                                 float *out) {
+    __m256 column_zeros = _mm256_broadcast_ss(zeros);
+    finish_code(sums.code0, unit, column_zeros, out);
+    finish_code(sums.code1, unit + 1, column_zeros, out + (size_t)8 * w);
 }
 
 /* Adds the page's values to n columns, two codes of every word a pass. Their masked bits are code * 4^i of the byte's code i,
@@ -281,39 +293,40 @@ ATTEND_INLINE void add_values(uint32_t c0, uint32_t n, uint32_t w, const struct 
         const __m256i *words = codes->v[i / 4][r];
         __m256i mask0 = _mm256_set1_epi32(i % 4 == 0 ? 0x00030003 : 0x00300030);
         __m256i mask1 = _mm256_set1_epi32(i % 4 == 0 ? 0x000C000C : 0x00C000C0);
-        float undo = i % 4 == 0 ? 1.0F : 0.0625F;
         struct value_sums s0 = {zero, zero}, s1 = s0, s2 = s0, s3 = s0;
         /* The codes of the page after the next, a few lines a pass: all at once they would wait for each other. */
         for (uint32_t line = 0; line < 512; line += 64)
             _mm_prefetch((const char *)ahead + (size_t)512 * pass + line, _MM_HINT_T0);
 #pragma GCC unroll 1
-        for (uint32_t pair = 0; pair < 32; pair++) {
-            __m256i code0 = _mm256_and_si256(words[pair], mask0), code1 = _mm256_and_si256(words[pair], mask1);
-            add_codes(&s0, code0, code1, weights->fixed[0] + (size_t)2 * pair);
-            if (n > 1)
-                add_codes(&s1, code0, code1, weights->fixed[1] + (size_t)2 * pair);
-            if (n > 2)
-                add_codes(&s2, code0, code1, weights->fixed[2] + (size_t)2 * pair);
-            if (n > 3)
-                add_codes(&s3, code0, code1, weights->fixed[3] + (size_t)2 * pair);
+        for (uint32_t four = 0; four < 32; four += 4) {
+#pragma GCC unroll 4
+            for (uint32_t pair = four; pair < four + 4; pair++) {
+                __m256i code0 = _mm256_and_si256(words[pair], mask0), code1 = _mm256_and_si256(words[pair], mask1);
+                add_codes(&s0, code0, code1, weights->fixed[0] + (size_t)2 * pair);
+                if (n > 1)
+                    add_codes(&s1, code0, code1, weights->fixed[1] + (size_t)2 * pair);
+                if (n > 2)
+                    add_codes(&s2, code0, code1, weights->fixed[2] + (size_t)2 * pair);
+                if (n > 3)
+                    add_codes(&s3, code0, code1, weights->fixed[3] + (size_t)2 * pair);
+            }
         }
         float *out = partial->out + (size_t)c0 * 64 * w + (size_t)8 * (w * i + r);
-        finish_column(w, s0, weights->unit[0] * undo, weights->zeros[0], out);
+        finish_column(w, s0, weights->unit[0] + i % 4, &weights->zeros[0], out);
         if (n > 1)
-            finish_column(w, s1, weights->unit[1] * undo, weights->zeros[1], out + (size_t)64 * w);
+            finish_column(w, s1, weights->unit[1] + i % 4, &weights->zeros[1], out + (size_t)64 * w);
         if (n > 2)
-            finish_column(w, s2, weights->unit[2] * undo, weights->zeros[2], out + (size_t)128 * w);
+            finish_column(w, s2, weights->unit[2] + i % 4, &weights->zeros[2], out + (size_t)128 * w);
         if (n > 3)
-            finish_column(w, s3, weights->unit[3] * undo, weights->zeros[3], out + (size_t)192 * w);
+            finish_column(w, s3, weights->unit[3] + i % 4, &weights->zeros[3], out + (size_t)192 * w);
     }
 }
 
 /* --- a page --- */
 
 ATTEND_INLINE void attend_group(const struct attend_columns *columns, const struct attend_page *page, uint32_t c0,
-                                uint32_t n, uint32_t w, const struct unpacked *codes,
-                                const struct attend_partial *partial) {
-    const uint8_t *ahead = page->ahead != NULL ? page->ahead : page->record;
+                                uint32_t n, uint32_t w, struct unpacked *codes, const struct attend_partial *partial) {
+    const uint8_t *ahead = page->ahead != NULL && c0 == 0 ? page->ahead : page->record;
     float scores[ATTEND_GROUP][TOKENS];
     struct weights weights;
     if (columns->centred)
@@ -322,8 +335,8 @@ ATTEND_INLINE void attend_group(const struct attend_columns *columns, const stru
 #pragma GCC unroll 1
     for (uint32_t eighth = 0; eighth < 8; eighth++)
         score_tokens(columns, c0, n, w, eighth, codes, scores);
-    weigh_columns(columns, c0, n, page->first, partial, codes, scores, &weights);
-    add_values(c0, n, w, codes, &weights, c0 == 0 ? ahead : page->record, partial);
+    weigh_columns(columns, c0, n, w, page, partial, codes, scores, &weights);
+    add_values(c0, n, w, codes, &weights, ahead, partial);
 }
 
 ATTEND_INLINE void attend_block(const struct attend_columns *columns, const struct attend_page *page, uint32_t w,
@@ -331,7 +344,7 @@ ATTEND_INLINE void attend_block(const struct attend_columns *columns, const stru
     struct unpacked codes;
     uint32_t c = 0;
     unpack_scales(page->record + oscar_packed_scales_offset(64 * w), page->rows, &codes);
-    unpack_codes(page->record, w, &codes);
+    unpack_keys(page->record, w, &codes);
     for (; c + 4 <= columns->count; c += 4)
         attend_group(columns, page, c, 4, w, &codes, partial);
     switch (columns->count - c) {
