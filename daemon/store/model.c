@@ -19,12 +19,6 @@ struct store_model *model_find(const struct store *store, const struct oscar_dig
     return NULL;
 }
 
-bool store_knows_model(struct store *store, const struct oscar_identity *identity) {
-    struct oscar_digest digest;
-    oscar_model_digest(identity, &digest);
-    return model_find(store, &digest) != NULL;
-}
-
 void model_free(struct store_model *model) {
     struct store *store = model->store;
     assert(model->nodes == 0 && LIST_EMPTY(&model->seqs));

@@ -82,8 +82,6 @@ int store_model_open(struct store *store, struct store_client *client, const str
                      struct oscar_calibration *calibration, int calibration_fd, int turns_fd,
                      struct oscar_reply *ret_reply, int ret_fd[2], unsigned *ret_fds, struct oscar_cause *cause);
 int store_model_close(struct store *store, struct store_client *client, uint64_t handle, struct oscar_cause *cause);
-/* A loaded calibration of this digest and geometry, if some model has it: then the caller need not load it again. */
-bool store_knows_model(struct store *store, const struct oscar_identity *identity);
 
 /* --- clients --- */
 

@@ -251,16 +251,6 @@ static void a_directory_that_became_read_only_does_not_abort_the_stop(void **sta
     daemon_stop(daemon);
 }
 
-static int start(void **state) {
-    *state = daemon_start(NULL);
-    return 0;
-}
-
-static int stop(void **state) {
-    daemon_stop(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(version_says_what_serves),
@@ -271,5 +261,5 @@ int main(void) {
         cmocka_unit_test(only_owner_and_group_reach_the_sockets),
         cmocka_unit_test(a_directory_that_became_read_only_does_not_abort_the_stop),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, daemon_setup, daemon_teardown);
 }

@@ -169,16 +169,6 @@ static void one_client_too_many_is_refused_in_words(void **state) {
     daemon_stop(daemon);
 }
 
-static int start(void **state) {
-    *state = daemon_start(NULL);
-    return 0;
-}
-
-static int stop(void **state) {
-    daemon_stop(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_is_answered_with_who_serves),
@@ -188,5 +178,5 @@ int main(void) {
         cmocka_unit_test(every_client_gets_memory_of_its_own),
         cmocka_unit_test(one_client_too_many_is_refused_in_words),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, daemon_setup, daemon_teardown);
 }

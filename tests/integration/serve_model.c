@@ -276,11 +276,6 @@ static int start(void **state) {
     return 0;
 }
 
-static int stop(void **state) {
-    daemon_stop(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_opens_with_the_built_in_calibration),
@@ -293,5 +288,5 @@ int main(void) {
         cmocka_unit_test(a_process_that_ends_connections_with_models_for_ever_is_refused),
         cmocka_unit_test(a_killed_daemons_successor_serves_the_same_request_again),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, daemon_teardown);
 }

@@ -157,11 +157,6 @@ static int start(void **state) {
     return 0;
 }
 
-static int stop(void **state) {
-    daemon_stop(*state);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopped_peers_mid_handshake_cost_others_nothing),
@@ -169,5 +164,5 @@ int main(void) {
         cmocka_unit_test(a_forked_child_that_holds_the_socket_does_not_keep_its_parent_alive),
         cmocka_unit_test(a_client_that_is_silent_is_left_alone),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, daemon_teardown);
 }

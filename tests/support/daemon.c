@@ -186,6 +186,16 @@ void daemon_stop(struct test_daemon *daemon) {
     free(daemon);
 }
 
+int daemon_setup(void **state) {
+    *state = daemon_start(NULL);
+    return 0;
+}
+
+int daemon_teardown(void **state) {
+    daemon_stop(*state);
+    return 0;
+}
+
 void daemon_kill(struct test_daemon *daemon) {
     if (kill(daemon->pid, SIGKILL) < 0)
         DIE("kill: %m");

@@ -35,6 +35,10 @@ void daemon_stop(struct test_daemon *daemon);
 /* SIGTERM; returns the status as waitpid() has it. */
 int daemon_terminate(struct test_daemon *daemon);
 
+/* Both as a cmocka test's or group's setup and teardown: its state is the daemon, started without extra arguments. */
+int daemon_setup(void **state);
+int daemon_teardown(void **state);
+
 /* SIGKILL, and wait; then again from the same directory. */
 void daemon_kill(struct test_daemon *daemon);
 void daemon_start_again(struct test_daemon *daemon);
