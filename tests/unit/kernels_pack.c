@@ -177,7 +177,8 @@ static void a_scale_that_overflows_fails_its_page(void **state) {
     for (uint32_t side = 0; side < 2; side++) {
         uint16_t *dense = (uint16_t *)kernel_dense_page(&random, &model->geometry, false);
         size_t at = (size_t)side * 64 * 64 + kernel_random_below(&random, 64 * 64);
-        dense[at] = 0x483F; /* 195584: a scale of 65195 and some, even from 0 */
+        memset(dense + at / 64 * 64, 0, 64 * sizeof(*dense)); /* its row's minimum is 0, whatever was drawn */
+        dense[at] = 0x483F;                                   /* 195584: a scale of 65195 and some */
         assert_int_equal(kernel_pack_page(level, &model->geometry, &model->calibration, (uint8_t *)dense, 0, packed),
                          0);
         dense[at] = 0x4840; /* 196608 */
