@@ -15,7 +15,7 @@ int oscar_attachment_new(const char *backend, const char *device, struct oscar_a
     int r = oscar_device_find(backend, &attachment->ops, oscar_detail());
     if (r < 0)
         return r;
-    r = attachment->ops->device_open(device, &attachment->device, oscar_detail());
+    r = attachment->ops->device_open(&(struct oscar_device_options){.id = device}, &attachment->device, oscar_detail());
     if (r < 0)
         return r;
     atomic_init(&attachment->references, 1);

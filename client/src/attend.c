@@ -88,8 +88,9 @@ int oscar_attend(struct oscar_model *model, struct oscar_stream *stream, uint32_
                                      .items = count,
                                      .item = item};
     for (unsigned form = 0; form < OSCAR_FORMS; form++)
-        args.arenas[form] = (struct oscar_arena_view){model->memory->mapping->arenas[form].base,
-                                                      model->memory->mapping->arenas[form].page_bytes};
+        args.arenas[form] = (struct oscar_arena_view){.base = model->memory->mapping->arenas[form].base,
+                                                      .stride = model->memory->mapping->arenas[form].page_bytes,
+                                                      .range = model->memory->mapping->arenas[form].range};
     r = oscar_model_ops(model)->attend(oscar_stream_queue(stream), &args);
     return r < 0 ? oscar_fail(oscar_detail(), r, "attend over layer %" PRIu32 ": %s", layer, oscar_error_text(r)) : 0;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "kernels/host/memory.h"
@@ -10,7 +11,9 @@
 
 #define DEVICE_ID "host"
 
-static int device_open(const char *id, struct oscar_device **ret, struct oscar_cause *cause) {
+static int device_open(const struct oscar_device_options *options, struct oscar_device **ret,
+                       struct oscar_cause *cause) {
+    const char *id = options ? options->id : NULL;
     if (id && *id && strcmp(id, DEVICE_ID) != 0)
         return oscar_fail(cause, OSCAR_ERR_NOT_FOUND, "the host backend has one device, \"%s\", not \"%.64s\"",
                           DEVICE_ID, id);
@@ -37,6 +40,32 @@ static const char *device_id(const struct oscar_device *device) {
 
 static const char *device_summary(const struct oscar_device *device) { return device->summary; }
 
+static int memory_info(struct oscar_device *device, uint64_t *ret_free, uint64_t *ret_total,
+                       struct oscar_cause *cause) {
+    (void)device;
+    struct sysinfo info;
+    if (sysinfo(&info) < 0)
+        return oscar_fail(cause, OSCAR_ERR_DEVICE, "sysinfo: %m");
+    *ret_free = (uint64_t)info.freeram * info.mem_unit;
+    *ret_total = (uint64_t)info.totalram * info.mem_unit;
+    return 0;
+}
+
+/* Kernels of the host read a calibration where it is. */
+static int calibration_load(struct oscar_device *device, const struct oscar_geometry *geometry,
+                            const struct oscar_calibration *calibration, struct oscar_cause *cause) {
+    (void)device;
+    (void)geometry;
+    (void)calibration;
+    (void)cause;
+    return 0;
+}
+
+static void calibration_unload(struct oscar_device *device, const struct oscar_calibration *calibration) {
+    (void)device;
+    (void)calibration;
+}
+
 /* Fence slots are ordinary shared memory here: there is nothing to register. */
 static int fences_register(struct oscar_device *device, void *memory, size_t bytes, struct oscar_cause *cause) {
     (void)device;
@@ -58,6 +87,8 @@ static const struct oscar_device_ops host_ops = {
     .device_id = device_id,
     .device_summary = device_summary,
     .granularity = host_granularity,
+    .memory_info = memory_info,
+    .self_test = host_self_test,
     .chunk_create = host_chunk_create,
     .chunk_export = host_chunk_export,
     .chunk_descriptor = host_chunk_descriptor,
@@ -66,9 +97,12 @@ static const struct oscar_device_ops host_ops = {
     .chunk_free = host_chunk_free,
     .range_reserve = host_range_reserve,
     .range_address = host_range_address,
+    .range_locate = host_range_locate,
     .range_map = host_range_map,
     .range_unmap = host_range_unmap,
     .range_free = host_range_free,
+    .calibration_load = calibration_load,
+    .calibration_unload = calibration_unload,
     .stream_open = host_stream_open,
     .stream_close = host_stream_close,
     .stream_wait = host_stream_wait,

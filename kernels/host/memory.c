@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -170,6 +171,8 @@ int host_range_reserve(struct oscar_device *device, uint64_t bytes, struct oscar
 
 uint8_t *host_range_address(const struct oscar_range *range) { return range->address; }
 
+uint8_t *host_range_locate(const struct oscar_range *range, uint64_t offset) { return range->address + offset; }
+
 static int check_span(const struct oscar_range *range, uint64_t offset, uint64_t bytes, struct oscar_cause *cause) {
     uint64_t page = host_granularity(NULL);
     if (bytes == 0 || bytes % page != 0 || offset % page != 0 || bytes > range->bytes || offset > range->bytes - bytes)
@@ -208,4 +211,30 @@ void host_range_free(struct oscar_range *range) {
         return;
     munmap(range->address, range->bytes);
     free(range);
+}
+
+static void discard_chunk(struct oscar_chunk **chunk) { host_chunk_free(*chunk); }
+static void discard_range(struct oscar_range **range) { host_range_free(*range); }
+
+/* What one side writes the other one reads, and a reader's descriptor cannot be mapped for writing. */
+int host_self_test(struct oscar_device *device, struct oscar_cause *cause) {
+    const uint64_t bytes = host_granularity(device);
+    _cleanup_(discard_chunk) struct oscar_chunk *chunk = NULL;
+    _cleanup_(discard_range) struct oscar_range *range = NULL;
+    _cleanup_close_ int fd = -1;
+    int r = host_chunk_create(device, bytes, &chunk, cause);
+    if (r == 0)
+        r = host_chunk_export(chunk, false, &fd, cause);
+    if (r == 0)
+        r = host_range_reserve(device, bytes, &range, cause);
+    if (r == 0)
+        r = host_range_map(range, 0, bytes, fd, false, cause);
+    if (r < 0)
+        return r;
+    memset(chunk->address, 0xA5, bytes);
+    if (memcmp(chunk->address, range->address, bytes) != 0)
+        return oscar_fail(cause, OSCAR_ERR_DEVICE, "self test: a mapped chunk does not read as it was written");
+    if (host_range_map(range, 0, bytes, fd, true, NULL) == 0)
+        return oscar_fail(cause, OSCAR_ERR_DEVICE, "self test: a reader could map a chunk for writing");
+    return 0;
 }

@@ -6,6 +6,7 @@
 #include "oscar/device.h"
 
 size_t host_granularity(const struct oscar_device *device);
+int host_self_test(struct oscar_device *device, struct oscar_cause *cause);
 
 int host_chunk_create(struct oscar_device *device, uint64_t bytes, struct oscar_chunk **ret, struct oscar_cause *cause);
 int host_chunk_export(struct oscar_chunk *chunk, bool writable, int *ret_fd, struct oscar_cause *cause);
@@ -18,6 +19,7 @@ void host_chunk_free(struct oscar_chunk *chunk);
 int host_range_reserve(struct oscar_device *device, uint64_t bytes, struct oscar_range **ret,
                        struct oscar_cause *cause);
 uint8_t *host_range_address(const struct oscar_range *range);
+uint8_t *host_range_locate(const struct oscar_range *range, uint64_t offset);
 int host_range_map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
                    struct oscar_cause *cause);
 int host_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes);

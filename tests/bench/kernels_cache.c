@@ -106,7 +106,8 @@ struct bench_cache *bench_cache_open(const struct bench_shape *shape) {
                                              .softmax_scale = 1.0F / sqrtf((float)d),
                                              .items = 1,
                                              .item = &cache->item};
-    cache->args.arenas[OSCAR_FORM_PACKED] = (struct oscar_arena_view){cache->packed, cache->page_bytes};
+    cache->args.arenas[OSCAR_FORM_PACKED] =
+        (struct oscar_arena_view){.base = cache->packed, .stride = cache->page_bytes};
     return cache;
 }
 

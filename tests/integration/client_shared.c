@@ -150,9 +150,9 @@ static double distance(struct scene *scene, struct oscar_seq *seq, const struct 
                                      .layer = layer,
                                      .softmax_scale = 1.0F / sqrtf((float)HEAD_DIM)};
     for (unsigned form = 0; form < OSCAR_FORMS; form++)
-        args.arenas[form] =
-            (struct oscar_arena_view){twin->arena[form], form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(geometry)
-                                                                                   : oscar_dense_page_bytes(geometry)};
+        args.arenas[form] = (struct oscar_arena_view){
+            .base = twin->arena[form],
+            .stride = form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(geometry) : oscar_dense_page_bytes(geometry)};
     const struct oscar_attend_item item = {.pages = twin->entry,
                                            .tokens = tokens,
                                            .rows = rows,

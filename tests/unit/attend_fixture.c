@@ -221,7 +221,7 @@ struct fixture *fixture_open(uint64_t *state, const struct fixture_options *opti
         fixture->pages[form] = options->distinct + FIXTURE_ITEMS;
         uint64_t stride = fixture->page_bytes[form] + 64U * form; /* an arena may pad its pages */
         fixture->arena[form] = own(fixture, stride * fixture->pages[form]);
-        fixture->args.arenas[form] = (struct oscar_arena_view){fixture->arena[form], stride};
+        fixture->args.arenas[form] = (struct oscar_arena_view){.base = fixture->arena[form], .stride = stride};
         for (uint32_t i = 0; i < options->distinct; i++)
             new_page(fixture, state, (enum oscar_form)form, OSCAR_PAGE_TOKENS);
     }

@@ -21,7 +21,7 @@ static struct oscar_device *device;
 static int open_device(void **state) {
     (void)state;
     ops = oscar_device_host();
-    return ops->device_open("", &device, NULL);
+    return ops->device_open(&(struct oscar_device_options){.id = ""}, &device, NULL);
 }
 
 static int close_device(void **state) {
@@ -429,8 +429,9 @@ static void backends_and_devices_are_found_by_name(void **state) {
     assert_int_equal(oscar_device_find("abacus", &found, &cause), OSCAR_ERR_UNSUPPORTED);
     assert_non_null(strstr(cause.text, "abacus"));
     struct oscar_device *other = NULL;
-    assert_int_equal(ops->device_open("GPU-1", &other, &cause), OSCAR_ERR_NOT_FOUND);
-    assert_int_equal(ops->device_open("host", &other, NULL), 0);
+    assert_int_equal(ops->device_open(&(struct oscar_device_options){.id = "GPU-1"}, &other, &cause),
+                     OSCAR_ERR_NOT_FOUND);
+    assert_int_equal(ops->device_open(&(struct oscar_device_options){.id = "host"}, &other, NULL), 0);
     assert_string_equal(ops->device_id(other), "host");
     ops->device_close(other);
 }
