@@ -60,7 +60,7 @@ const struct config_key config_keys[] = {
      "Threads that pack pages (on the host backend) and inspect them."},
 
     {"limits", "clients", NULL, CONFIG_COUNT, AT(clients), "1024", NULL, NULL, 1, 65536,
-     "Connections at the same time. One more is refused in words."},
+     "Clients at the same time. One more is refused in words."},
     {"limits", "sequences", NULL, CONFIG_COUNT, AT(sequences), "4096", NULL, NULL, 1, OSCAR_FENCE_SLOTS,
      "Open sequences of one connection."},
     {"limits", "leases", NULL, CONFIG_COUNT, AT(leases), "1024", NULL, NULL, 0, 1048576,

@@ -6,7 +6,9 @@
 
 #include "daemon/serve/state.h"
 
-static uint64_t clients_now(const struct serve *serve) { return serve->connections; }
+static uint64_t clients_now(const struct serve *serve) { return serve->clients; }
+
+static uint64_t silent_now(const struct serve *serve) { return serve->silent_count; }
 
 static uint64_t sessions_quarantined(const struct serve *serve) {
     uint64_t count = 0;
@@ -33,12 +35,16 @@ static const struct {
     uint64_t (*value)(const struct serve *serve); /* NULL: at `offset` */
     const char *help;
 } rows[] = {
-    {"oscard_clients", "connections", false, false, VALUE(clients_now), "Connections now"},
+    {"oscard_clients", "connections", false, false, VALUE(clients_now), "Clients now"},
     {"oscard_clients_quarantined", "connections", false, false, VALUE(sessions_quarantined),
      "Ended connections whose process lives and may still read pages"},
+    {"oscard_connections_silent", "connections", false, false, VALUE(silent_now),
+     "Connections now that have not said hello: no clients yet"},
     {"oscard_connections_total", "connections", true, false, COUNTER(connections), "Connections accepted"},
     {"oscard_connections_refused_total", "connections", true, false, COUNTER(refused_clients),
      "Connections over [limits] clients"},
+    {"oscard_connections_dropped_total", "connections", true, false, COUNTER(dropped_silent),
+     "Connections that had not said hello when there was no room for others"},
     {"oscard_hello_total", "connections", true, false, COUNTER(hellos), "Clients greeted"},
     {"oscard_version_refused_total", "connections", true, false, COUNTER(version_refused),
      "Clients of another major version"},

@@ -10,6 +10,7 @@ struct serve;
 struct serve_counters {
     uint64_t connections;     /* accepted, all time */
     uint64_t refused_clients; /* over [limits] clients */
+    uint64_t dropped_silent;
     uint64_t hellos;
     uint64_t version_refused;
     uint64_t requests[OSCAR_VERBS];

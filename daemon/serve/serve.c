@@ -102,6 +102,7 @@ int serve_new(const struct serve_options *options, struct serve **ret, struct os
     serve->ops = options->ops;
     serve->device = options->device;
     serve->listener = serve->directory_events = -1;
+    TAILQ_INIT(&serve->silent);
     /* Good clients come in crowds; faults of the same kind are told a few times. */
     serve->arrivals.lines_max = serve->departures.lines_max = 500;
     serve->violations.lines_max = serve->refusals.lines_max = serve->accept_failures.lines_max = 10;

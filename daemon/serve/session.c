@@ -8,8 +8,12 @@
 #include "daemon/serve/state.h"
 #include "proto/cleanup.h"
 
-/* Connections over the limit that are kept until they have heard why; further ones are closed at once. */
-#define MAX_REFUSED 64U
+/*
+ * A connection takes a place under [limits] clients by its HELLO. All connections together are that many and these more; at
+ * that bound a new one takes the room of the one that has been silent longest. These are several times what the listener
+ * accepts in a turn of the loop: who has said HELLO is heard before it would be their turn.
+ */
+#define MORE_CONNECTIONS 64U
 
 static void session_free(struct session *session) {
     struct serve *serve = session->serve;
@@ -46,12 +50,17 @@ unsigned session_quarantined(const struct session *session) {
     return count;
 }
 
+static void silent_remove(struct session *session) {
+    TAILQ_REMOVE(&session->serve->silent, session, in_silent);
+    session->serve->silent_count--;
+}
+
 static void end_connection(struct session *session, const char *why, bool flush) {
     struct serve *serve = session->serve;
-    if (session->state == SESSION_REFUSED)
-        serve->refused--;
+    if (session->state == SESSION_NEW)
+        silent_remove(session);
     else
-        serve->connections--;
+        serve->clients--;
     uint64_t suppressed;
     if (session->client != NULL && log_limit_pass(&serve->departures, loop_now_ns(serve->loop), &suppressed))
         log_info("client gone", log_number("session", (int64_t)session->id), log_number("pid", session->peer.pid),
@@ -183,32 +192,49 @@ static int session_new(struct serve *serve, int socket, const struct peer *peer,
     return 0;
 }
 
+int session_take_place(struct session *session, struct oscar_cause *cause) {
+    struct serve *serve = session->serve;
+    if (serve->clients >= serve->config->clients) {
+        serve->counters.refused_clients++;
+        log_refusal(serve, &session->peer, "[limits] clients is reached");
+        return oscar_fail(cause, OSCAR_ERR_LIMIT,
+                          "the daemon has as many clients as [limits] clients allows (%llu): close some, or raise it",
+                          (unsigned long long)serve->config->clients);
+    }
+    silent_remove(session);
+    session->state = SESSION_READY;
+    serve->clients++;
+    return 0;
+}
+
+/* There is one where the bound is reached: the others have places, which are fewer. */
+static void drop_silent(struct serve *serve) {
+    struct session *session = TAILQ_FIRST(&serve->silent);
+    serve->counters.dropped_silent++;
+    log_refusal(serve, &session->peer, "it was silent, and others connect");
+    session_end(session, "it was silent", false);
+}
+
 int session_accept(struct serve *serve, int socket) {
     _cleanup_close_ int fd = socket;
     struct peer peer;
     serve->counters.connections++;
     if (peer_read(fd, &peer) < 0)
         return -errno;
-    bool over = serve->connections >= serve->config->clients;
-    if (over) {
-        serve->counters.refused_clients++;
-        log_refusal(serve, &peer, "[limits] clients is reached");
-    }
+    if (serve->clients + serve->silent_count >= serve->config->clients + MORE_CONNECTIONS)
+        drop_silent(serve);
     struct session *session = NULL;
-    int r = over && serve->refused >= MAX_REFUSED ? OSCAR_ERR_LIMIT : session_new(serve, TAKE_FD(fd), &peer, &session);
+    int r = session_new(serve, TAKE_FD(fd), &peer, &session);
     if (r < 0) {
-        if (!over)
-            log_refusal(serve, &peer, oscar_error_text(r));
+        log_refusal(serve, &peer, oscar_error_text(r));
         if (peer.pidfd >= 0)
             close(peer.pidfd);
         return 0;
     }
     session->id = ++serve->last_session;
-    session->state = over ? SESSION_REFUSED : SESSION_NEW;
-    if (over)
-        serve->refused++;
-    else
-        serve->connections++;
+    session->state = SESSION_NEW;
+    TAILQ_INSERT_TAIL(&serve->silent, session, in_silent);
+    serve->silent_count++;
     config_tenant_of(serve->config, peer.uid, session->tenant);
     return 0;
 }

@@ -3,6 +3,8 @@
 #ifndef OSCAR_DAEMON_SERVE_STATE_H
 #define OSCAR_DAEMON_SERVE_STATE_H
 
+#include <sys/queue.h>
+
 #include "daemon/log.h"
 #include "daemon/serve/admin.h"
 #include "daemon/serve/calibrations.h"
@@ -19,9 +21,8 @@
 #define SERVE_MAX_PARKED (LOOP_LINK_QUEUE_RECORDS / 2)
 
 enum session_state {
-    SESSION_NEW,     /* connected: only HELLO */
-    SESSION_READY,   /* HELLO was answered: everything else */
-    SESSION_REFUSED, /* over the limit of clients: the first request is answered with that */
+    SESSION_NEW,   /* connected: only HELLO */
+    SESSION_READY, /* HELLO was answered: everything else. It has one of the places of [limits] clients. */
     SESSION_STATES,
 };
 
@@ -33,6 +34,7 @@ struct session {
     struct serve *serve;
     struct session *next, **link_to; /* serve->sessions */
     struct session *next_dirty;      /* serve->dirty: has announcements */
+    TAILQ_ENTRY(session) in_silent;  /* serve->silent: SESSION_NEW, with a link */
     bool dirty;
     bool has_opened_model; /* its process may have mapped chunks */
     uint64_t id;
@@ -64,8 +66,9 @@ struct serve {
 
     struct session *sessions, *dirty;
     uint64_t last_session;
-    unsigned connections; /* sessions with a link, refused ones not counted */
-    unsigned refused;     /* sessions in SESSION_REFUSED */
+    unsigned clients;                        /* sessions in SESSION_READY with a link */
+    unsigned silent_count;                   /* and those in SESSION_NEW: */
+    TAILQ_HEAD(silent_head, session) silent; /* the oldest first */
 
     struct loop_source *store_watch, *fence_timer, *deadline_timer;
     uint64_t fence_interval_ns;
@@ -89,6 +92,8 @@ void listener_close(struct serve *serve);
 /* --- session.c --- */
 /* Takes the socket. A negative errno when there is no descriptor left to watch its process by. */
 int session_accept(struct serve *serve, int socket);
+/* HELLO: the session takes a place. OSCAR_ERR_LIMIT when all of them are taken. */
+int session_take_place(struct session *session, struct oscar_cause *cause);
 /* The connection ends: queued replies leave first if `flush`. The session is freed, now or when its process exits. */
 void session_end(struct session *session, const char *why, bool flush);
 /* The client broke the protocol: one line in the log, a reply if the request is known (else NULL), the end. */

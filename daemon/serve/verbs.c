@@ -32,7 +32,6 @@ static int greet(struct session *session, const struct oscar_request *request, s
         return oscar_fail(cause, r, "this client cannot be taken: %s", oscar_error_text(r));
     }
     memcpy(session->client_name, request->hello.client_name, sizeof(session->client_name));
-    session->state = SESSION_READY;
     serve->counters.hellos++;
     uint64_t suppressed;
     if (log_limit_pass(&serve->arrivals, loop_now_ns(serve->loop), &suppressed))
@@ -57,7 +56,9 @@ static int handle_hello(struct session *session, const struct oscar_request *req
                           request->hello.major, request->hello.minor, OSCAR_PROTOCOL_MAJOR, OSCAR_PROTOCOL_MINOR,
                           OSCAR_PROTOCOL_MAJOR);
     }
-    int r = greet(session, request, cause);
+    int r = session_take_place(session, cause);
+    if (r == 0)
+        r = greet(session, request, cause);
     if (r < 0) {
         answer->ends = true;
         return r;
@@ -130,15 +131,9 @@ static const struct {
     [OSCAR_PING] = {handle_ping, IN(SESSION_READY), false},
 };
 
-static const struct {
-    int error;
-    bool violation;
-    const char *text;
-} not_allowed[SESSION_STATES] = {
-    [SESSION_NEW] = {OSCAR_ERR_STATE, true, "the first request of a connection is hello"},
-    [SESSION_READY] = {OSCAR_ERR_STATE, true, "hello has been said already"},
-    [SESSION_REFUSED] = {OSCAR_ERR_LIMIT, false,
-                         "the daemon has as many clients as [limits] clients allows: close some, or raise it"},
+static const char *const not_allowed[SESSION_STATES] = {
+    [SESSION_NEW] = "the first request of a connection is hello",
+    [SESSION_READY] = "hello has been said already",
 };
 
 void verbs_handle(struct session *session, const struct oscar_request *request) {
@@ -146,14 +141,8 @@ void verbs_handle(struct session *session, const struct oscar_request *request) 
     struct oscar_cause cause = {0};
     serve->counters.requests[request->verb]++;
     if ((verbs[request->verb].states & IN(session->state)) == 0) {
-        oscar_fail(&cause, not_allowed[session->state].error, "%s: %s", oscar_verb_name(request->verb),
-                   not_allowed[session->state].text);
-        if (not_allowed[session->state].violation) {
-            session_violation(session, request, not_allowed[session->state].error, &cause);
-        } else {
-            session_reply_error(session, request->id, request->verb, not_allowed[session->state].error, cause.text);
-            session_end(session, "it was refused", true);
-        }
+        oscar_fail(&cause, OSCAR_ERR_STATE, "%s: %s", oscar_verb_name(request->verb), not_allowed[session->state]);
+        session_violation(session, request, OSCAR_ERR_STATE, &cause);
         return;
     }
     if (verbs[request->verb].parks && session->parked >= SERVE_MAX_PARKED) {

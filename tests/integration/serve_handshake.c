@@ -135,6 +135,17 @@ static void every_client_gets_memory_of_its_own(void **state) {
     }
 }
 
+static void expect_no_place(int fd, uint64_t id) {
+    struct oscar_request request = peer_hello_request(id, "one too many");
+    struct peer_record record;
+    assert_true(peer_send_request(fd, &request));
+    assert_true(peer_receive(fd, &record));
+    assert_int_equal(record.reply.id, id);
+    assert_int_equal(record.reply.error, OSCAR_ERR_LIMIT);
+    assert_non_null(strstr(record.reply.cause, "[limits] clients"));
+    assert_false(peer_receive(fd, &record));
+}
+
 static void one_client_too_many_is_refused_in_words(void **state) {
     (void)state;
     static const char *const args[] = {"--limits-clients", "2", NULL};
@@ -142,28 +153,42 @@ static void one_client_too_many_is_refused_in_words(void **state) {
     int first = peer_connect_greeted(daemon->socket, "first"), second = peer_connect_greeted(daemon->socket, "second");
     assert_true(first >= 0 && second >= 0);
     int third = peer_connect(daemon->socket);
-    struct oscar_request request = peer_hello_request(3, "third");
-    struct peer_record record;
-    assert_true(peer_send_request(third, &request));
-    assert_true(peer_receive(third, &record));
-    assert_int_equal(record.reply.id, 3);
-    assert_int_equal(record.reply.error, OSCAR_ERR_LIMIT);
-    assert_non_null(strstr(record.reply.cause, "[limits] clients"));
-    assert_false(peer_receive(third, &record));
+    expect_no_place(third, 3);
     close(third);
-    /* A crowd that never says anything costs nobody else their place. */
-    int crowd[200];
-    for (unsigned i = 0; i < 200; i++)
-        assert_true((crowd[i] = peer_connect(daemon->socket)) >= 0);
     assert_true(peer_ping(first));
-    assert_true(peer_ping(second));
-    for (unsigned i = 0; i < 200; i++)
-        close(crowd[i]);
     close(second);
     /* The place is free as soon as the daemon has seen the end. */
     daemon_log_wait(daemon, "client gone session=2 ");
     second = peer_connect_greeted(daemon->socket, "again");
     assert_true(second >= 0);
+    close(second);
+    close(first);
+    daemon_stop(daemon);
+}
+
+#define CROWD 200
+#define MORE_CONNECTIONS 64 /* than places: PROTOCOL.md */
+
+static void a_crowd_that_says_nothing_costs_nobody_their_place(void **state) {
+    (void)state;
+    static const char *const args[] = {"--limits-clients", "2", NULL};
+    struct test_daemon *daemon = daemon_start(args);
+    int crowd[CROWD];
+    for (unsigned i = 0; i < CROWD; i++)
+        assert_true((crowd[i] = peer_connect(daemon->socket)) >= 0);
+    int first = peer_connect_greeted(daemon->socket, "first"), second = peer_connect_greeted(daemon->socket, "second");
+    assert_true(first >= 0 && second >= 0);
+    assert_true(peer_ping(first));
+    /* Of the crowd those that came last are still there, and may say something. The others went for them. */
+    struct peer_record record;
+    for (unsigned i = 0; i < CROWD - MORE_CONNECTIONS; i++)
+        assert_false(peer_receive(crowd[i], &record));
+    for (unsigned i = CROWD - MORE_CONNECTIONS; i < CROWD; i++)
+        expect_no_place(crowd[i], 1 + i);
+    for (unsigned i = 0; i < CROWD; i++)
+        close(crowd[i]);
+    assert_true(peer_ping(first));
+    assert_true(peer_ping(second));
     close(second);
     close(first);
     daemon_stop(daemon);
@@ -177,6 +202,7 @@ int main(void) {
         cmocka_unit_test(another_major_is_refused_in_words_and_closed),
         cmocka_unit_test(every_client_gets_memory_of_its_own),
         cmocka_unit_test(one_client_too_many_is_refused_in_words),
+        cmocka_unit_test(a_crowd_that_says_nothing_costs_nobody_their_place),
     };
     return cmocka_run_group_tests(tests, daemon_setup, daemon_teardown);
 }
