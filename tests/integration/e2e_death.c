@@ -346,7 +346,7 @@ static void pages_of_a_closed_socket_are_quarantined_until_the_process_exits(voi
     for (; opened < TEXTS; opened++) {
         text_append(&text[opened], 500 + opened, 512);
         seq[opened] = e2e_open(&worker, &text[opened], 512, 0);
-        if (e2e_try_extend(&worker, seq[opened], &text[opened], 512) < 0)
+        if (e2e_extend_or_full(&worker, seq[opened], &text[opened], 512) < 0)
             break;
     }
     assert_true(opened >= 2 && opened < TEXTS);

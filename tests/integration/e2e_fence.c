@@ -112,7 +112,7 @@ static void churn(struct e2e_worker *worker, uint64_t seed, unsigned texts) {
         struct text other = {0};
         text_append(&other, seed + i, 512);
         struct oscar_seq *seq = e2e_open(worker, &other, other.count, 0);
-        int r = e2e_try_extend(worker, seq, &other, other.count);
+        int r = e2e_extend_or_full(worker, seq, &other, other.count);
         if (r != OSCAR_ERR_NO_SPACE)
             MUST(r);
         oscar_seq_close(seq);

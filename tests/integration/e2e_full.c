@@ -9,12 +9,10 @@
 
 #include "tests/integration/e2e_daemon.h"
 #include "tests/integration/e2e_model.h"
-#include "tests/support/worker_process.h"
 
 #define BUDGET "6M"
 #define TEXTS 150U
 #define TEXT_TOKENS 512U
-#define MOMENT_MS 1000 /* much longer than a few pages take */
 
 static struct text make_text(uint64_t seed, uint32_t tokens) {
     struct text text = {0};
@@ -61,19 +59,6 @@ static void a_full_cache_evicts_steadily_and_refuses_nobody_for_long(void **stat
     e2e_worker_close(&worker);
 }
 
-struct attempt {
-    struct e2e_worker *worker;
-    struct oscar_seq *seq;
-    const struct text *text;
-    int result;
-};
-
-static bool found_space(void *argument) {
-    struct attempt *attempt = argument;
-    attempt->result = e2e_try_extend(attempt->worker, attempt->seq, attempt->text, TEXT_TOKENS);
-    return attempt->result != OSCAR_ERR_NO_SPACE;
-}
-
 static void no_space_is_said_only_when_all_is_in_use_and_passes(void **state) {
     enum { HELD = 64 };
     struct e2e_worker worker;
@@ -86,10 +71,7 @@ static void no_space_is_said_only_when_all_is_in_use_and_passes(void **state) {
         for (held = 0; held < HELD; held++) {
             text[held] = make_text(1000 * (round + 1) + held, TEXT_TOKENS);
             seq[held] = e2e_open(&worker, &text[held], TEXT_TOKENS, 0);
-            /* Pages that are being sealed or packed are in use for a moment longer. */
-            struct attempt attempt = {&worker, seq[held], &text[held], 0};
-            (void)wait_until(found_space, &attempt, MOMENT_MS);
-            r = attempt.result;
+            r = e2e_extend_or_full(&worker, seq[held], &text[held], TEXT_TOKENS);
             if (r < 0)
                 break;
         }

@@ -226,7 +226,24 @@ struct extension {
     struct oscar_seq *seq;
     const struct text *text;
     uint32_t to;
+    int result;
 };
+
+/* The daemon says which it is: writers wait for packing, or nothing more can be evicted (space_take in daemon/store/space.c). */
+static bool passes_by_itself(void) { return strstr(oscar_error_detail(), "wait to be packed") != NULL; }
+
+static bool has_extended_or_is_full(void *argument) {
+    struct extension *extension = argument;
+    extension->result = e2e_try_extend(extension->worker, extension->seq, extension->text, extension->to);
+    return extension->result == 0 || !passes_by_itself();
+}
+
+int e2e_extend_or_full(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to) {
+    struct extension extension = {worker, seq, text, to, 0};
+    if (!wait_until(has_extended_or_is_full, &extension, SETTLE_MS))
+        e2e_fail("pages wait to be packed, however long one waits: %s", oscar_error_detail());
+    return extension.result;
+}
 
 static bool has_extended(void *argument) {
     const struct extension *extension = argument;
@@ -240,7 +257,7 @@ static bool has_sealed(void *argument) {
 }
 
 void e2e_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to) {
-    struct extension extension = {worker, seq, text, to};
+    struct extension extension = {worker, seq, text, to, 0};
     if (!wait_until(has_extended, &extension, SETTLE_MS))
         e2e_fail("no space for %u tokens, however long one waits", to);
     if (!wait_until(has_sealed, &extension, SETTLE_MS))

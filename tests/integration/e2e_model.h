@@ -79,6 +79,9 @@ void e2e_store(struct e2e_worker *worker, struct oscar_seq *seq, struct oscar_st
                uint32_t first, uint32_t count);
 /* Reserves, stores and advances from the committed length up to `to`, as far as there is space: 0 or OSCAR_ERR_NO_SPACE. */
 int e2e_try_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to);
+/* The same, but goes on where the daemon says that what is being sealed or packed makes room, until it is over: OSCAR_ERR_NO_SPACE means
+ * that all is in use. */
+int e2e_extend_or_full(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to);
 /* The same to the end, and until all full pages are sealed. A full cache refuses while pages that could go are being sealed or packed;
  * it ends the test when that lasts ten seconds. */
 void e2e_extend(struct e2e_worker *worker, struct oscar_seq *seq, const struct text *text, uint32_t to);
