@@ -214,9 +214,6 @@ static void agents_that_share_fork_evict_and_die_read_only_their_own_tokens(void
     print_message("read %u rows as INT2 and %u as BF16, %u hits, %u times no space, %lld evictions\n", int2, bf16, hits,
                   refused, (long long)e2e_metric(*state, "oscar_pages_evicted_total"));
     assert_true(int2 > 0 && bf16 > 0 && hits > 0);
-    e2e_wait_metric(*state, "oscard_clients", 0);
-    e2e_flush(*state);
-    e2e_wait_metric(*state, E2E_USED, 0);
 }
 
 static int start_daemon(void **state) { return e2e_start(state, BUDGET); }
