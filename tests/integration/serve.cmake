@@ -22,4 +22,6 @@ serve_test(serve_model
     ${PROJECT_SOURCE_DIR}/tests/unit/proto_tensor_file.c
   LIBS m)
 pkg_check_modules(NANOMSG REQUIRED IMPORTED_TARGET nanomsg)
-serve_test(serve_admin SOURCES ${PROJECT_SOURCE_DIR}/tests/support/raw_worker.c LIBS PkgConfig::NANOMSG)
+serve_test(serve_admin
+  SOURCES ${PROJECT_SOURCE_DIR}/tests/support/raw_worker.c ${PROJECT_SOURCE_DIR}/tests/support/worker_process.c
+  LIBS PkgConfig::NANOMSG)

@@ -13,6 +13,9 @@
 #include "proto/version.h"
 #include "tests/support/cmocka_order.h"
 #include "tests/support/raw_worker.h"
+#include "tests/support/worker_process.h"
+
+#define SETTLE_MS 10000
 
 static int connect_to(const char *path, int protocol) {
     int fd = nn_socket(AF_SP, protocol), timeout = 10000;
@@ -113,7 +116,7 @@ static void metrics_have_unique_names_units_and_help(void **state) {
     nn_close(fd);
 }
 
-/* The next event, or false when none comes for a while. */
+/* The next event, or false when none comes in time. */
 static bool next_event(int fd, struct oscar_event *ret) {
     uint8_t bytes[1024];
     int length = nn_recv(fd, bytes, sizeof(bytes), 0);
@@ -125,33 +128,63 @@ static bool next_event(int fd, struct oscar_event *ret) {
     return true;
 }
 
+static void set_patience(int fd, int timeout_ms) {
+    assert_int_equal(nn_setsockopt(fd, NN_SOL_SOCKET, NN_RCVTIMEO, &timeout_ms, sizeof(timeout_ms)), 0);
+}
+
 static void flush(int requests) {
     struct oscar_admin_reply reply = ask(requests, &(struct oscar_admin_request){.id = 2, .verb = OSCAR_ADMIN_FLUSH});
     oscar_admin_reply_free(&reply);
 }
+
+struct expected {
+    int requests;
+    const char *name;
+    uint64_t value;
+};
+
+static bool has_value(void *argument) {
+    const struct expected *expected = argument;
+    return metric(expected->requests, expected->name, "") == expected->value;
+}
+
+static void wait_metric(int requests, const char *name, uint64_t value) {
+    struct expected expected = {requests, name, value};
+    if (!wait_until(has_value, &expected, SETTLE_MS))
+        fail_msg("%s is %llu and does not become %llu", name, (unsigned long long)metric(requests, name, ""),
+                 (unsigned long long)value);
+}
+
+/* What a fill's open sequence leaves to be packed: all but its recent window. */
+#define PACKED_A_FILL (RAW_WORKER_PAGES - OSCAR_RECENT_TOKENS / OSCAR_PAGE_TOKENS)
 
 static void events_are_numbered_and_agree_with_the_snapshot(void **state) {
     const struct test_daemon *daemon = *state;
     int requests = connect_to(daemon->admin, NN_REQ), events = connect_to(daemon->events, NN_SUB);
     struct oscar_admin_reply version =
         ask(requests, &(struct oscar_admin_request){.id = 1, .verb = OSCAR_ADMIN_VERSION});
-    int timeout = 300;
-    assert_int_equal(nn_setsockopt(events, NN_SOL_SOCKET, NN_RCVTIMEO, &timeout, sizeof(timeout)), 0);
     struct raw_worker worker;
     raw_worker_open(daemon, &worker);
     uint64_t model = raw_worker_open_model(&worker, "default");
     struct oscar_event event;
     /* A subscriber is not there at once: make events until it hears one. */
-    uint32_t first_token = 0;
+    uint32_t fills = 0;
+    set_patience(events, 300);
     do
-        (void)raw_worker_fill(&worker, model, first_token += 100000);
-    while (!next_event(events, &event) && first_token < 5000000);
+        (void)raw_worker_fill(&worker, model, ++fills * 100000);
+    while (!next_event(events, &event) && fills < 50);
+    set_patience(events, SETTLE_MS);
+    /* Then to the last one that there is: nothing happens any more when all is packed. */
+    wait_metric(requests, "oscar_pages_packed_total", (uint64_t)fills * PACKED_A_FILL);
+    for (uint64_t end = metric(requests, "oscard_events_total", ""); event.sequence < end;)
+        assert_true(next_event(events, &event));
     uint64_t last = event.sequence;
-    while (next_event(events, &event))
-        last = event.sequence;
-    (void)raw_worker_fill(&worker, model, 90000000);
+
+    (void)raw_worker_fill(&worker, model, ++fills * 100000);
+    wait_metric(requests, "oscar_pages_packed_total", (uint64_t)fills * PACKED_A_FILL);
     unsigned stored = 0;
-    while (next_event(events, &event)) {
+    for (uint64_t end = metric(requests, "oscard_events_total", ""); last < end;) {
+        assert_true(next_event(events, &event));
         assert_int_equal(event.incarnation, version.version.incarnation);
         assert_int_equal(event.sequence, ++last);
         if (event.kind == OSCAR_EVENT_STORED)
@@ -169,16 +202,19 @@ static void events_are_numbered_and_agree_with_the_snapshot(void **state) {
         cursor = snapshot.snapshot.next_cursor;
         oscar_admin_reply_free(&snapshot);
     } while (cursor != 0);
-    assert_int_equal(pages, (first_token / 100000 + 1) * RAW_WORKER_PAGES);
+    assert_int_equal(pages, fills * RAW_WORKER_PAGES);
+
     raw_worker_close(&worker);
+    wait_metric(requests, "oscar_sequences", 0);
+    wait_metric(requests, "oscar_pages_packed_total", (uint64_t)fills * RAW_WORKER_PAGES);
     flush(requests);
     bool cleared = false;
-    while (next_event(events, &event)) {
+    for (uint64_t end = metric(requests, "oscard_events_total", ""); last < end;) {
+        assert_true(next_event(events, &event));
         assert_int_equal(event.sequence, ++last);
         cleared |= event.kind == OSCAR_EVENT_CLEARED && !event.has_model;
     }
     assert_true(cleared);
-    assert_int_equal(metric(requests, "oscard_events_total", ""), last);
     oscar_admin_reply_free(&version);
     nn_close(events);
     nn_close(requests);
