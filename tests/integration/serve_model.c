@@ -182,21 +182,22 @@ static void a_wait_is_answered_when_its_time_is_over_and_others_are_served_meanw
     struct oscar_request wait = {
         .id = 77, .verb = OSCAR_SEQ_WAIT, .seq_wait = {.seq = record.reply.seq_open.seq, .timeout_ms = 100}};
     assert_true(peer_send_request(waiter.fd, &wait));
-    struct oscar_request ping = {.id = 78, .verb = OSCAR_PING};
-    assert_true(peer_send_request(waiter.fd, &ping));
-    assert_true(peer_receive(waiter.fd, &record));
-    assert_int_equal(record.reply.id, 78);
     assert_true(peer_receive(waiter.fd, &record));
     assert_int_equal(record.reply.id, 77);
     assert_int_equal(record.reply.verb, OSCAR_SEQ_WAIT);
-    /* Who stops computing lets the others know. */
-    wait.id = 79;
+    assert_int_equal(record.reply.error, OSCAR_ERR_TIMEOUT);
+    wait.id = 78;
     wait.seq_wait.timeout_ms = 60000;
     assert_true(peer_send_request(waiter.fd, &wait));
-    assert_true(peer_ping(writer.fd));
-    raw_worker_close(&writer);
+    struct oscar_request ping = {.id = 79, .verb = OSCAR_PING};
+    assert_true(peer_send_request(waiter.fd, &ping));
     assert_true(peer_receive(waiter.fd, &record));
     assert_int_equal(record.reply.id, 79);
+    assert_true(peer_ping(writer.fd));
+    /* Who stops computing lets the others know. */
+    raw_worker_close(&writer);
+    assert_true(peer_receive(waiter.fd, &record));
+    assert_int_equal(record.reply.id, 78);
     raw_worker_close(&waiter);
 }
 
