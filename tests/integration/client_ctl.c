@@ -2,7 +2,6 @@
 /* oscarctl as an operator and a program run it: what it prints, how it ends, and that it never hangs. */
 #include <errno.h>
 #include <jansson.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,9 +149,9 @@ static void wrong_usage_is_status_2(void **state) {
 
 static void no_daemon_is_said_at_once_and_a_stopped_one_within_the_timeout(void **state) {
     struct test_daemon *daemon = *state;
-    assert_int_equal(kill(daemon->pid, SIGSTOP), 0);
+    daemon_pause(daemon);
     assert_int_equal(RUN(daemon, "stats", "--timeout", "50"), 4);
-    assert_int_equal(kill(daemon->pid, SIGCONT), 0);
+    daemon_resume(daemon);
     assert_int_equal(RUN(daemon, "stats"), 0);
     daemon_kill(daemon);
     assert_int_equal(RUN(daemon, "stats"), 3); /* its socket is still there */

@@ -135,10 +135,6 @@ static void a_silent_worker_keeps_its_sequence(void **state) {
     text_free(&text);
 }
 
-static void send_daemon(const struct test_daemon *daemon, int signal) {
-    assert_int_equal(kill(daemon->pid, signal), 0);
-}
-
 struct calls {
     struct e2e_worker *worker;
     const struct text *text;
@@ -211,13 +207,13 @@ static void a_stopped_daemon_costs_each_call_its_deadline_and_no_more(void **sta
     struct calls calls = {&worker, &text, seq, e2e_socket(*state)};
     oscar_client_set_timeout(worker.client, DEADLINE_MS);
     for (size_t i = 0; i < sizeof(every_call) / sizeof(every_call[0]); i++) {
-        send_daemon(*state, SIGSTOP);
+        daemon_pause(*state);
         int64_t begin = now_ms();
         int r = every_call[i].call(&calls);
         int64_t took = now_ms() - begin;
         /* What is in the pages needs no daemon. */
         e2e_check_some(&worker, seq, &text, 320, &(uint64_t){i}, 8);
-        send_daemon(*state, SIGCONT);
+        daemon_resume(*state);
         if (r != OSCAR_ERR_TIMEOUT || took > (int64_t)DEADLINE_MS + SLACK_MS)
             fail_msg("%s: %s after %lld ms", every_call[i].name, oscar_error_name(r), (long long)took);
         /* All goes on with the same connection. */
@@ -240,13 +236,13 @@ static void a_late_answer_is_not_taken_for_a_newer_questions(void **state) {
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     e2e_extend(&worker, seq, &text, text.count);
     for (uint32_t round = 0; round < 5; round++) {
-        send_daemon(*state, SIGSTOP);
+        daemon_pause(*state);
         oscar_client_set_timeout(worker.client, DEADLINE_MS);
         struct oscar_probe_result result;
         REFUSED(oscar_probe(worker.model, text.ids, 640, &result, NULL), OSCAR_ERR_TIMEOUT);
         REFUSED(oscar_probe(worker.model, text.ids, 64, &result, NULL), OSCAR_ERR_TIMEOUT);
         REFUSED(oscar_probe(worker.model, text.ids, 0, &result, NULL), OSCAR_ERR_TIMEOUT);
-        send_daemon(*state, SIGCONT);
+        daemon_resume(*state);
         oscar_client_set_timeout(worker.client, ANSWER_MS);
         for (uint32_t count = 64; count <= 576; count += 128)
             assert_int_equal(e2e_probe(&worker, &text, count), count);

@@ -170,7 +170,7 @@ static void health_is_a_round_trip_through_the_loop(void **state) {
     struct test_daemon *daemon = daemon_start(NULL);
     int fd = peer_connect_greeted(daemon->socket, "health");
     assert_true(peer_ping(fd));
-    assert_int_equal(kill(daemon->pid, SIGSTOP), 0);
+    daemon_pause(daemon);
     struct oscar_request ping = {.id = 7, .verb = OSCAR_PING};
     assert_true(peer_send_request(fd, &ping));
     uint8_t byte;
@@ -178,7 +178,7 @@ static void health_is_a_round_trip_through_the_loop(void **state) {
     struct timeval wait = {.tv_usec = 50000};
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)), 0);
     assert_int_equal(recv(fd, &byte, 1, 0), -1);
-    assert_int_equal(kill(daemon->pid, SIGCONT), 0);
+    daemon_resume(daemon);
     struct peer_record record;
     assert_true(peer_receive(fd, &record));
     assert_int_equal(record.reply.id, 7);

@@ -196,6 +196,18 @@ int daemon_teardown(void **state) {
     return 0;
 }
 
+void daemon_pause(const struct test_daemon *daemon) {
+    int status;
+    if (kill(daemon->pid, SIGSTOP) < 0 || waitpid(daemon->pid, &status, WUNTRACED) != daemon->pid ||
+        !WIFSTOPPED(status))
+        DIE("the daemon does not stop: %m");
+}
+
+void daemon_resume(const struct test_daemon *daemon) {
+    if (kill(daemon->pid, SIGCONT) < 0)
+        DIE("kill: %m");
+}
+
 void daemon_kill(struct test_daemon *daemon) {
     if (kill(daemon->pid, SIGKILL) < 0)
         DIE("kill: %m");

@@ -39,6 +39,10 @@ int daemon_terminate(struct test_daemon *daemon);
 int daemon_setup(void **state);
 int daemon_teardown(void **state);
 
+/* Stops it until daemon_resume(); when the first returns, it stands still in all its threads. */
+void daemon_pause(const struct test_daemon *daemon);
+void daemon_resume(const struct test_daemon *daemon);
+
 /* SIGKILL, and wait; then again from the same directory. */
 void daemon_kill(struct test_daemon *daemon);
 void daemon_start_again(struct test_daemon *daemon);
