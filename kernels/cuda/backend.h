@@ -5,7 +5,8 @@
  * architecture, embedded in the library (cmake/cuda.cmake) and found by name.
  *
  *   driver.c       the driver's functions and its errors in our words
- *   device.c       a device: found by UUID, checked, its primary context (the one that the worker's framework uses too)
+ *   select.c       which device: by UUID, and whether it has what is needed
+ *   device.c       an opened device: its primary context (the one that the worker's framework uses too), images of kernels
  *   memory.c       chunks and ranges: VMM memory with descriptors
  *   share_ipc.c    the second form: classic IPC handles
  *   stream.c       streams, fences, statuses of work
@@ -21,6 +22,7 @@
 
 #include <cuda.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "oscar/device.h"
 
@@ -52,6 +54,9 @@ struct oscar_device {
     enum oscar_share share; /* never AUTO */
     size_t granularity;
     char id[48], summary[160];
+    atomic_bool lost;              /* an error that stays was seen: every later call fails at once */
+    CUstream service;              /* for what is not a caller's work: zeroing chunks, uploads, the self test */
+    int priority, lowest_priority; /* of streams */
     pthread_mutex_t lock;
     struct cuda_calibration *calibrations; /* guarded by the lock */
     /* Each file's module and functions, loaded when the device is opened. */
@@ -61,9 +66,21 @@ struct oscar_device {
     struct cuda_prefill *prefill;
 };
 
-/* Makes the device's context the thread's; cuda_leave undoes it. OSCAR_ERR_DEVICE once the context is lost. */
-int cuda_enter(struct oscar_device *device);
+/* Makes the device's context the thread's, and calls that a graph capture elsewhere in the process would forbid allowed;
+ * cuda_leave undoes both. OSCAR_ERR_DEVICE once the context is lost. */
+int cuda_enter(struct oscar_device *device, struct oscar_cause *cause);
 void cuda_leave(struct oscar_device *device);
+
+/* As cuda_result, and the device is marked lost where the error stays. */
+int cuda_device_result(struct oscar_device *device, CUresult result, const char *what, struct oscar_cause *cause);
+
+/* Waits for all of the stream's work so far, at most that long: 0, OSCAR_ERR_TIMEOUT or OSCAR_ERR_DEVICE. Inside cuda_enter;
+ * not on a stream that is being captured. */
+int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns, struct oscar_cause *cause);
+#define CUDA_PATIENCE_NS                                                                                               \
+    (UINT64_C(60) * 1000 * 1000 * 1000) /* work that takes longer hangs: the device counts as lost */
+/* cuda_wait with that patience. */
+int cuda_settle(struct oscar_device *device, CUstream stream, struct oscar_cause *cause);
 
 /* Loads an embedded image and looks functions up in it: names[i] into ret_functions[i]. Inside cuda_enter. */
 int cuda_image_load(struct oscar_device *device, const void *image, const char *const *names, uint32_t count,
@@ -98,6 +115,10 @@ struct oscar_stream_impl {
 int cuda_work_begin(struct oscar_stream_impl *stream);
 int cuda_work_end(struct oscar_stream_impl *stream, int r);
 bool cuda_stream_capturing(struct oscar_stream_impl *stream);
+
+/* A word of the stream, in pinned host memory, where kernels write the code of a failure that has no other place (any of those
+ * that fail may win): the stream's next status. Also in a graph. */
+CUdeviceptr cuda_stream_failure(struct oscar_stream_impl *stream);
 
 /* `count` words of pinned host memory that kernels can write, zeroed; when the stream has passed this point and what is
  * enqueued until cuda_status_deliver, word i goes to *target[i], and the first that is not zero is the stream's failure if

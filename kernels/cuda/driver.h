@@ -67,6 +67,7 @@
     X(cuStreamQuery)                                                                                                   \
     X(cuStreamSynchronize)                                                                                             \
     X(cuStreamIsCapturing)                                                                                             \
+    X(cuThreadExchangeStreamCaptureMode)                                                                               \
     X(cuStreamWaitEvent)                                                                                               \
     X(cuStreamWriteValue64)                                                                                            \
     X(cuStreamWaitValue64)                                                                                             \
