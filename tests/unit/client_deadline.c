@@ -108,6 +108,7 @@ static void the_window_belongs_to_a_late_reply_until_it_comes(void **state) {
     assert_code(OSCAR_ERR_TIMEOUT, oscar_probe(world->model, some_tokens(), 64, &result, NULL));
     unsigned advances = fake_oscard_count(world->fake, OSCAR_SEQ_ADVANCE);
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_advance(seq, NULL, some_tokens(), 64));
+    oscar_client_set_timeout(world->client, 2000);
     assert_ok(oscar_client_ping(world->client)); /* it needs no window */
     assert_int_equal(fake_oscard_count(world->fake, OSCAR_SEQ_ADVANCE), advances);
     fake_oscard_let_go(world->fake, OSCAR_PROBE);
@@ -127,6 +128,7 @@ static void an_advance_that_ran_out_of_time_is_caught_up_with(void **state) {
     uint64_t fence = atomic_load(fake_oscard_fence(world->fake, 0));
     assert_int_equal(fence, 2); /* of the request; the updates of its reply are not taken over yet */
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_advance(seq, NULL, some_tokens() + 70, 64));
+    assert_true(fake_oscard_wait(world->fake, OSCAR_SEQ_ADVANCE, 1));
     assert_int_equal(fake_oscard_count(world->fake, OSCAR_SEQ_ADVANCE), 1);
     assert_int_equal(seq_info(seq).committed_tokens, 134);
 
@@ -155,6 +157,9 @@ static void what_a_late_reply_has_made_is_undone(void **state) {
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_open(world->model, some_tokens(), 256, 0, &seq));
     assert_null(seq);
     fake_oscard_let_go(world->fake, OSCAR_SEQ_OPEN);
+    oscar_client_set_timeout(world->client, 2000);
+    assert_ok(oscar_client_ping(world->client)); /* the window is free for the next question */
+    oscar_client_set_timeout(world->client, SHORT_MS);
     fake_oscard_hold(world->fake, OSCAR_PROBE);
     assert_code(OSCAR_ERR_TIMEOUT, oscar_probe(world->model, some_tokens(), 256, &result, &lease));
     assert_null(lease);
