@@ -287,9 +287,15 @@ static int all_leave(struct scene *scene) {
     scene->b_survived = quits(&scene->b);
     scene->c_survived = quits(&scene->c);
     int r = wait_for(scene, "oscard_clients", 0);
+    if (r == 0)
+        r = wait_for(scene, "oscar_sequences", 0);
     char output[1024];
     if (r == 0)
         r = private_daemon_ctl(&scene->daemon, "flush", "--json", output, sizeof(output));
+    /* Pages that are being packed go a moment later. What is there after the longest of them is lost. */
+    struct expectation nothing = {scene, "oscar_memory_used_bytes", 0};
+    if (r == 0)
+        (void)wait_until(metric_has_value, &nothing, SETTLE_MS);
     json_t *stats = r == 0 ? private_daemon_stats(&scene->daemon) : NULL;
     if (stats == NULL)
         return -1;
