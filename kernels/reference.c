@@ -242,3 +242,29 @@ int oscar_reference_exact(const struct oscar_geometry *geometry, const float *k,
     }
     return 0;
 }
+
+void oscar_reference_merge(const struct oscar_merge_args *args, double *out64, double *lse64) {
+    const struct oscar_geometry geometry = {.dtype = args->dtype};
+    for (uint32_t row = 0; row < args->rows; row++)
+        for (uint32_t head = 0; head < args->heads; head++) {
+            size_t index = (size_t)row * args->heads + head;
+            double lse[2] = {args->lse[index], args->other_lse[index]};
+            double top = fmax(lse[0], lse[1]);
+            double weight[2] = {lse[0] == -INFINITY ? 0.0 : exp(lse[0] - top),
+                                lse[1] == -INFINITY ? 0.0 : exp(lse[1] - top)};
+            double sum = weight[0] + weight[1];
+            lse64[index] = sum == 0.0 ? -INFINITY : top + log(sum);
+            for (uint32_t i = 0; i < args->head_dim; i++) {
+                double *out = &out64[index * args->head_dim + i];
+                *out = 0.0;
+                if (weight[0] != 0.0)
+                    *out += weight[0] / sum *
+                            worker_element(&geometry, args->out,
+                                           row * args->out_row_stride + head * args->out_head_stride + i);
+                if (weight[1] != 0.0)
+                    *out += weight[1] / sum *
+                            worker_element(&geometry, args->other_out,
+                                           row * args->other_row_stride + head * args->other_head_stride + i);
+            }
+        }
+}

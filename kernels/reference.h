@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle: what store, pack and attend mean, in plain C with float64 sums; slow, and right by inspection. */
+/* The oracle: what store, pack, attend and merge mean, in plain C with float64 sums; slow, and right by inspection. */
 #ifndef OSCAR_KERNELS_REFERENCE_H
 #define OSCAR_KERNELS_REFERENCE_H
 
@@ -17,5 +17,7 @@ int oscar_reference_attend(const struct oscar_attend_args *args, const struct os
  * (q [rows][query_heads][d]) stands at position tokens - rows + i. All three return 0 or OSCAR_ERR_NO_MEMORY besides. */
 int oscar_reference_exact(const struct oscar_geometry *geometry, const float *k, const float *v, uint32_t tokens,
                           const float *q, uint32_t rows, float softmax_scale, double *out64, double *lse64);
+/* What merge makes of out and lse, which it leaves alone: out64 [rows][heads][head_dim], lse64 [rows][heads]. */
+void oscar_reference_merge(const struct oscar_merge_args *args, double *out64, double *lse64);
 
 #endif

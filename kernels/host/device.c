@@ -116,6 +116,12 @@ static const struct oscar_device_ops host_ops = {
     .inspect = host_enqueue_inspect,
     .pack = host_enqueue_pack,
     .attend = host_enqueue_attend,
+    .merge = host_enqueue_merge,
+    .batch_open = host_batch_open,
+    .batch_close = host_batch_close,
+    .batch_update = host_batch_update,
+    .batch_store = host_batch_store,
+    .batch_attend = host_batch_attend,
 };
 
 const struct oscar_device_ops *oscar_device_host(void) { return &host_ops; }

@@ -24,4 +24,7 @@ int host_pack(struct host_pool *pool, enum host_level level, const struct oscar_
 /* attend.c; the result does not depend on the number of threads. OSCAR_ERR_NO_MEMORY. */
 int host_attend(struct host_pool *pool, enum host_level level, const struct oscar_attend_args *args);
 
+/* merge.c */
+void host_merge(struct host_pool *pool, const struct oscar_merge_args *args);
+
 #endif

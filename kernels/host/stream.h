@@ -31,6 +31,11 @@ struct host_command *host_command_make(host_command_function *function, size_t b
 /* Enqueues the command and takes it. On a NULL or synchronous stream the command's own result comes back at once; else its
  * failure is kept for stream_status. */
 int host_stream_submit(struct oscar_stream_impl *stream, struct host_command *command);
+/* Both for a payload that is ready. */
+int host_submit(struct oscar_stream_impl *stream, host_command_function *function, const void *payload, size_t bytes);
+
+/* The geometry is one, and the calibration was made for it. */
+bool host_calibration_fits(const struct oscar_calibration *calibration, const struct oscar_geometry *geometry);
 
 /* The functions of oscar_device_ops of the same names. */
 int host_stream_open(struct oscar_device *device, const struct oscar_stream_options *options,
@@ -48,5 +53,17 @@ int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_ge
 int host_enqueue_pack(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
                       const struct oscar_calibration *calibration, const struct oscar_pack_item *item, uint32_t items);
 int host_enqueue_attend(struct oscar_stream_impl *stream, const struct oscar_attend_args *args);
+int host_enqueue_merge(struct oscar_stream_impl *stream, const struct oscar_merge_args *args);
+
+int host_batch_open(struct oscar_device *device, const struct oscar_geometry *geometry,
+                    const struct oscar_batch_limits *limits, struct oscar_batch_impl **ret, struct oscar_cause *cause);
+void host_batch_close(struct oscar_batch_impl *batch);
+int host_batch_update(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
+                      const struct oscar_arena_view arenas[OSCAR_FORMS], const struct oscar_batch_item *item,
+                      uint32_t items);
+int host_batch_store(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
+                     const struct oscar_batch_store_args *args);
+int host_batch_attend(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
+                      const struct oscar_batch_attend_args *args);
 
 #endif

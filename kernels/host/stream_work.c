@@ -7,8 +7,7 @@
 #include "kernels/host/stream.h"
 #include "proto/geometry.h"
 
-static int submit(struct oscar_stream_impl *stream, host_command_function *function, const void *payload,
-                  size_t bytes) {
+int host_submit(struct oscar_stream_impl *stream, host_command_function *function, const void *payload, size_t bytes) {
     void *copy;
     struct host_command *command = host_command_make(function, bytes, &copy);
     if (!command)
@@ -32,7 +31,7 @@ static int run_call(const struct host_runner *runner, void *payload) {
 }
 
 int host_stream_call(struct oscar_stream_impl *stream, void (*function)(void *), void *argument) {
-    return submit(stream, run_call, &(struct call_command){function, argument}, sizeof(struct call_command));
+    return host_submit(stream, run_call, &(struct call_command){function, argument}, sizeof(struct call_command));
 }
 
 struct fence_command {
@@ -50,7 +49,7 @@ static int run_fence(const struct host_runner *runner, void *payload) {
 }
 
 int host_fence_signal(struct oscar_stream_impl *stream, oscar_fence_slot *slot, uint64_t value) {
-    return submit(stream, run_fence, &(struct fence_command){slot, value}, sizeof(struct fence_command));
+    return host_submit(stream, run_fence, &(struct fence_command){slot, value}, sizeof(struct fence_command));
 }
 
 struct copy_command {
@@ -67,12 +66,13 @@ static int run_copy(const struct host_runner *runner, void *payload) {
 }
 
 int host_enqueue_copy(struct oscar_stream_impl *stream, void *destination, const void *source, uint64_t bytes) {
-    return submit(stream, run_copy, &(struct copy_command){destination, source, bytes}, sizeof(struct copy_command));
+    return host_submit(stream, run_copy, &(struct copy_command){destination, source, bytes},
+                       sizeof(struct copy_command));
 }
 
-/* ---- store, inspect, pack, attend ---- */
+/* ---- store, inspect, pack, attend, merge ---- */
 
-static bool calibration_fits(const struct oscar_calibration *calibration, const struct oscar_geometry *geometry) {
+bool host_calibration_fits(const struct oscar_calibration *calibration, const struct oscar_geometry *geometry) {
     return oscar_geometry_check(geometry, NULL) == 0 && calibration->layers == geometry->layers &&
            calibration->kv_heads == geometry->kv_heads && calibration->head_dim == geometry->head_dim;
 }
@@ -89,7 +89,7 @@ static int run_store(const struct host_runner *runner, void *payload) {
 }
 
 int host_enqueue_store(struct oscar_stream_impl *stream, const struct oscar_store_args *args) {
-    if (!calibration_fits(args->calibration, args->geometry) || args->layer >= args->geometry->layers ||
+    if (!host_calibration_fits(args->calibration, args->geometry) || args->layer >= args->geometry->layers ||
         args->first_row >= OSCAR_PAGE_TOKENS || args->tokens > OSCAR_MAX_SEQUENCE_TOKENS)
         return OSCAR_ERR_INVALID;
     size_t pages = (args->first_row + args->tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
@@ -125,8 +125,8 @@ int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_ge
                          int32_t *status) {
     if (oscar_geometry_check(geometry, NULL) < 0)
         return OSCAR_ERR_INVALID;
-    return submit(stream, run_inspect, &(struct inspect_command){*geometry, dense, status},
-                  sizeof(struct inspect_command));
+    return host_submit(stream, run_inspect, &(struct inspect_command){*geometry, dense, status},
+                       sizeof(struct inspect_command));
 }
 
 struct pack_command {
@@ -143,7 +143,7 @@ static int run_pack(const struct host_runner *runner, void *payload) {
 
 int host_enqueue_pack(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
                       const struct oscar_calibration *calibration, const struct oscar_pack_item *item, uint32_t items) {
-    if (!calibration_fits(calibration, geometry) || items > OSCAR_MAX_PACK_ITEMS)
+    if (!host_calibration_fits(calibration, geometry) || items > OSCAR_MAX_PACK_ITEMS)
         return OSCAR_ERR_INVALID;
     for (uint32_t i = 0; i < items; i++)
         if (item[i].position % OSCAR_PAGE_TOKENS != 0 ||
@@ -182,7 +182,7 @@ static bool item_fits(const struct oscar_attend_item *item, const struct oscar_c
 }
 
 int host_enqueue_attend(struct oscar_stream_impl *stream, const struct oscar_attend_args *args) {
-    if (!calibration_fits(args->calibration, args->geometry) || args->layer >= args->geometry->layers ||
+    if (!host_calibration_fits(args->calibration, args->geometry) || args->layer >= args->geometry->layers ||
         args->items > OSCAR_MAX_ATTEND_ITEMS)
         return OSCAR_ERR_INVALID;
     for (uint32_t i = 0; i < args->items; i++)
@@ -202,4 +202,17 @@ int host_enqueue_attend(struct oscar_stream_impl *stream, const struct oscar_att
     if (args->items > 0)
         memcpy(attend->item, args->item, args->items * sizeof(attend->item[0]));
     return host_stream_submit(stream, command);
+}
+
+static int run_merge(const struct host_runner *runner, void *payload) {
+    host_merge(runner->pool, payload);
+    return 0;
+}
+
+int host_enqueue_merge(struct oscar_stream_impl *stream, const struct oscar_merge_args *args) {
+    if ((args->dtype != OSCAR_BF16 && args->dtype != OSCAR_FP16) ||
+        (args->head_dim != 64 && args->head_dim != 128 && args->head_dim != 256) ||
+        args->rows > OSCAR_MAX_SEQUENCE_TOKENS || args->heads > OSCAR_MAX_KV_HEADS * OSCAR_MAX_GROUP)
+        return OSCAR_ERR_INVALID;
+    return host_submit(stream, run_merge, args, sizeof(*args));
 }

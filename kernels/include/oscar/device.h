@@ -253,6 +253,7 @@ struct oscar_device_ops {
     int (*merge)(struct oscar_stream_impl *stream, const struct oscar_merge_args *args);
 
     /* --- batches: what changes from step to step lies in the batch; a GPU graph may capture batch_store and batch_attend --- */
+    /* A batch belongs to one stream and is used by one thread at a time. */
     int (*batch_open)(struct oscar_device *device, const struct oscar_geometry *geometry,
                       const struct oscar_batch_limits *limits, struct oscar_batch_impl **ret,
                       struct oscar_cause *cause);
@@ -272,7 +273,8 @@ struct oscar_device_ops {
 /* The backends built in; cuda is NULL in a build without it. */
 const struct oscar_device_ops *oscar_device_host(void);
 const struct oscar_device_ops *oscar_device_cuda(void);
-/* By name; NULL or "auto" takes the best that works here. OSCAR_ERR_UNSUPPORTED. */
+/* By name; NULL or "auto" takes cuda where a GPU can be opened, else host, and then `cause` says why not cuda though the call
+ * succeeds. OSCAR_ERR_UNSUPPORTED; for "cuda" also as device_open. */
 int oscar_device_find(const char *name, const struct oscar_device_ops **ret, struct oscar_cause *cause);
 
 static inline bool oscar_fence_reached(oscar_fence_slot *slot, uint64_t value) {
