@@ -18,11 +18,9 @@ struct inspect_job {
 
 static void inspect_run(struct pool_job *job) {
     struct inspect_job *inspect = (struct inspect_job *)job;
-    for (uint32_t i = 0; i < inspect->pages; i++) {
-        int r = inspect->ops->inspect(NULL, &inspect->geometry, inspect->dense[i], &inspect->status[i]);
-        if (r < 0)
-            inspect->status[i] = r;
-    }
+    int r = inspect->ops->inspect(NULL, &inspect->geometry, inspect->dense, inspect->pages, inspect->status);
+    for (uint32_t i = 0; i < inspect->pages && r < 0; i++)
+        inspect->status[i] = r;
 }
 
 bool seal_is_job(const struct pool_job *job) { return job->run == inspect_run; }

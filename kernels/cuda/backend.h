@@ -170,8 +170,8 @@ int cuda_copy(struct oscar_stream_impl *stream, void *destination, const void *s
 
 /* store.c */
 int cuda_store(struct oscar_stream_impl *stream, const struct oscar_store_args *args);
-int cuda_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
-                 int32_t *status);
+int cuda_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *const *pages,
+                 uint32_t count, int32_t *status);
 int cuda_batch_store(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
                      const struct oscar_batch_store_args *args);
 

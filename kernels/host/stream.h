@@ -48,8 +48,8 @@ int host_stream_call(struct oscar_stream_impl *stream, void (*function)(void *),
 int host_fence_signal(struct oscar_stream_impl *stream, oscar_fence_slot *slot, uint64_t value);
 int host_enqueue_copy(struct oscar_stream_impl *stream, void *destination, const void *source, uint64_t bytes);
 int host_enqueue_store(struct oscar_stream_impl *stream, const struct oscar_store_args *args);
-int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
-                         int32_t *status);
+int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
+                         const uint8_t *const *pages, uint32_t count, int32_t *status);
 int host_enqueue_pack(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
                       const struct oscar_calibration *calibration, const struct oscar_pack_item *item, uint32_t items);
 int host_enqueue_attend(struct oscar_stream_impl *stream, const struct oscar_attend_args *args);

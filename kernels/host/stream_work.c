@@ -111,22 +111,35 @@ int host_enqueue_store(struct oscar_stream_impl *stream, const struct oscar_stor
 
 struct inspect_command {
     struct oscar_geometry geometry;
-    const uint8_t *dense;
     int32_t *status;
+    uint32_t count;
+    const uint8_t *pages[];
 };
 
 static int run_inspect(const struct host_runner *runner, void *payload) {
     const struct inspect_command *inspect = payload;
-    *inspect->status = host_inspect(runner->pool, runner->level, &inspect->geometry, inspect->dense);
+    for (uint32_t i = 0; i < inspect->count; i++)
+        inspect->status[i] = host_inspect(runner->pool, runner->level, &inspect->geometry, inspect->pages[i]);
     return 0;
 }
 
-int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
-                         int32_t *status) {
-    if (oscar_geometry_check(geometry, NULL) < 0)
+int host_enqueue_inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
+                         const uint8_t *const *pages, uint32_t count, int32_t *status) {
+    if (oscar_geometry_check(geometry, NULL) < 0 || count > OSCAR_MAX_PACK_ITEMS)
         return OSCAR_ERR_INVALID;
-    return host_submit(stream, run_inspect, &(struct inspect_command){*geometry, dense, status},
-                       sizeof(struct inspect_command));
+    struct inspect_command *inspect;
+    void *payload;
+    struct host_command *command =
+        host_command_make(run_inspect, sizeof(*inspect) + count * sizeof(inspect->pages[0]), &payload);
+    if (!command)
+        return OSCAR_ERR_NO_MEMORY;
+    inspect = payload;
+    inspect->geometry = *geometry;
+    inspect->status = status;
+    inspect->count = count;
+    if (count > 0)
+        memcpy(inspect->pages, pages, count * sizeof(inspect->pages[0]));
+    return host_stream_submit(stream, command);
 }
 
 struct pack_command {

@@ -88,12 +88,13 @@ static void chunk_free(struct oscar_chunk *chunk) {
     free(chunk);
 }
 
-static int inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
-                   int32_t *status) {
+static int inspect(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *const *pages,
+                   uint32_t count, int32_t *status) {
     (void)stream;
     (void)geometry;
     int r = enter(current, FAKE_INSPECT);
-    *status = dense[0] == FAKE_NOT_FINITE ? OSCAR_ERR_NOT_FINITE : 0;
+    for (uint32_t i = 0; i < count; i++)
+        status[i] = pages[i][0] == FAKE_NOT_FINITE ? OSCAR_ERR_NOT_FINITE : 0;
     return r;
 }
 

@@ -239,12 +239,14 @@ static void arguments_marked_copied_may_go_once_the_call_returns(void **state) {
     uint8_t *dense = store.page;
     memset(dense, 0, oscar_dense_page_bytes(&geometry));
     assert_int_equal(ops->store(stream, &store.args), 0);
-    assert_int_equal(ops->inspect(stream, &geometry, dense, &dense_status), 0);
+    const uint8_t *inspected[1] = {dense};
+    assert_int_equal(ops->inspect(stream, &geometry, inspected, 1, &dense_status), 0);
     assert_int_equal(ops->pack(stream, &geometry, &store.model->calibration, &item, 1), 0);
     memset(&geometry, 0xFF, sizeof(geometry));
     memset(&store.args, 0xFF, sizeof(store.args));
     memset(&item, 0xFF, sizeof(item));
     pages[0] = NULL;
+    inspected[0] = NULL;
     gate_release(&gate);
     assert_int_equal(ops->stream_wait(stream, long_ns), 0);
     assert_int_equal(dense_status, 0);
@@ -279,7 +281,10 @@ static void arguments_out_of_range_are_refused_at_once(void **state) {
     assert_int_equal(ops->pack(stream, &bad.model->geometry, &bad.model->calibration, &item, 1), OSCAR_ERR_INVALID);
     other = bad.model->geometry;
     other.head_dim = 96;
-    assert_int_equal(ops->inspect(stream, &other, bad.page, &status), OSCAR_ERR_INVALID);
+    const uint8_t *inspected[1] = {bad.page};
+    assert_int_equal(ops->inspect(stream, &other, inspected, 1, &status), OSCAR_ERR_INVALID);
+    assert_int_equal(ops->inspect(stream, &bad.model->geometry, inspected, OSCAR_MAX_PACK_ITEMS + 1, &status),
+                     OSCAR_ERR_INVALID);
     assert_int_equal(ops->stream_wait(stream, long_ns), 0);
     ops->stream_close(stream);
     bad_store_close(&bad);

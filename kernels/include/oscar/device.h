@@ -26,7 +26,7 @@
 #include "proto/cause.h"
 #include "proto/page.h"
 
-#define OSCAR_MAX_PACK_ITEMS 4096U    /* pages in one call of pack */
+#define OSCAR_MAX_PACK_ITEMS 4096U    /* pages in one call of pack, or of inspect */
 #define OSCAR_MAX_ATTEND_ITEMS 65536U /* sequences in one call of attend */
 
 struct oscar_device;      /* one opened accelerator */
@@ -243,9 +243,10 @@ struct oscar_device_ops {
     /* Rotate rows and write them to dense pages. OSCAR_ERR_NOT_FINITE where a row is out of range
      * (|x| > OSCAR_MAX_ROW_MAGNITUDE after rotation, NaN); all rows are written all the same. */
     int (*store)(struct oscar_stream_impl *stream, const struct oscar_store_args *args);
-    /* Checks that a dense page may be sealed: *status = 0 or OSCAR_ERR_NOT_FINITE. A page that passed always packs. */
-    int (*inspect)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *dense,
-                   int32_t *status);
+    /* Checks that dense pages (their addresses: copied) may be sealed: status[i] = 0 or OSCAR_ERR_NOT_FINITE for pages[i]. A
+     * page that passed always packs. */
+    int (*inspect)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry, const uint8_t *const *pages,
+                   uint32_t count, int32_t *status);
     int (*pack)(struct oscar_stream_impl *stream, const struct oscar_geometry *geometry,
                 const struct oscar_calibration *calibration, const struct oscar_pack_item *item, uint32_t items);
     /* May allocate; on a hot path use a batch. */
