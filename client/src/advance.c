@@ -124,6 +124,7 @@ int oscar_seq_advance(struct oscar_seq *seq, struct oscar_stream *stream, const 
     if (count > 0) {
         memcpy(seq->pending + (seq->committed - seq->told), tokens, (size_t)count * sizeof(*tokens));
         seq->committed += count;
+        oscar_seq_overtake(seq);
         oscar_seq_touch(seq);
     }
     if (seq->call == NULL && count > 0 && !has_reason_to_speak(seq))

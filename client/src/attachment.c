@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/src/attachment.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "client/src/detail.h"
@@ -18,6 +21,8 @@ int oscar_attachment_new(const char *backend, const char *device, struct oscar_a
     r = attachment->ops->device_open(&(struct oscar_device_options){.id = device}, &attachment->device, oscar_detail());
     if (r < 0)
         return r;
+    attachment->host = strcmp(attachment->ops->name, oscar_device_host()->name) == 0;
+    pthread_mutex_init(&attachment->own_lock, NULL);
     atomic_init(&attachment->references, 1);
     *ret = TAKE_PTR(attachment);
     return 0;
@@ -41,12 +46,55 @@ struct oscar_attachment *oscar_attachment_ref(struct oscar_attachment *attachmen
 void oscar_attachment_unref(struct oscar_attachment *attachment) {
     if (attachment == NULL || atomic_fetch_sub_explicit(&attachment->references, 1, memory_order_acq_rel) != 1)
         return;
+    if (attachment->own != NULL)
+        attachment->ops->stream_close(attachment->own);
     if (attachment->fences != NULL) {
         attachment->ops->fences_unregister(attachment->device, attachment->fences);
         (void)munmap(attachment->fences, OSCAR_FENCE_BYTES);
     }
     attachment->ops->device_close(attachment->device);
+    pthread_mutex_destroy(&attachment->own_lock);
     free(attachment);
+}
+
+/* --- queues ------------------------------------------------------------------------------------------------------- */
+
+int oscar_queue_begin(struct oscar_attachment *attachment, const struct oscar_stream *stream,
+                      struct oscar_stream_impl **ret) {
+    if (oscar_stream_is_open(stream) || attachment->host) {
+        *ret = oscar_stream_is_open(stream) ? stream->impl : NULL;
+        return 0;
+    }
+    pthread_mutex_lock(&attachment->own_lock);
+    int r = 0;
+    if (attachment->own == NULL)
+        r = attachment->ops->stream_open(attachment->device, &(struct oscar_stream_options){.threads = 1},
+                                         &attachment->own, oscar_detail());
+    if (r < 0)
+        pthread_mutex_unlock(&attachment->own_lock);
+    else
+        *ret = attachment->own;
+    return r;
+}
+
+void oscar_queue_end(struct oscar_attachment *attachment, const struct oscar_stream_impl *queue) {
+    if (queue != NULL && queue == attachment->own)
+        pthread_mutex_unlock(&attachment->own_lock);
+}
+
+int oscar_work_failed(struct oscar_attachment *attachment, int error, const char *format, ...) {
+    char what[sizeof(oscar_detail()->text) / 2];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
+    /* Calls that enqueue have no place for words. A device that has failed still answers what became of it. */
+    struct oscar_cause cause = {{0}};
+    uint64_t free_bytes, total_bytes;
+    if (error == OSCAR_ERR_DEVICE)
+        (void)attachment->ops->memory_info(attachment->device, &free_bytes, &total_bytes, &cause);
+    return oscar_fail(oscar_detail(), error, "%s: %s%s%s", what, oscar_error_text(error),
+                      cause.text[0] != '\0' ? ": " : "", cause.text);
 }
 
 /* --- retired things ----------------------------------------------------------------------------------------------- */

@@ -10,19 +10,29 @@
 
 #define ITEMS_ON_STACK 32U
 
-static int check_query(const struct oscar_model *model, const struct oscar_attend_query *query, uint32_t index) {
-    const struct oscar_seq *seq = query->seq;
+int oscar_seq_check_query(const struct oscar_seq *seq, const struct oscar_model *model, uint32_t tokens, uint32_t rows,
+                          uint32_t index) {
     if (seq == NULL || seq->model != model)
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID, "query %" PRIu32 ": %s", index,
                           seq == NULL ? "seq: NULL" : "its sequence is of another model");
-    uint32_t tokens = query->tokens > 0 ? query->tokens : seq->committed;
     uint32_t stored = seq->reserved > seq->committed ? seq->reserved : seq->committed;
     if (tokens > stored || oscar_pages_of(tokens) > seq->pages.valid)
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID,
                           "query %" PRIu32 ": %" PRIu32 " tokens, there is room for %" PRIu32, index, tokens, stored);
-    if (query->rows > tokens)
+    if (rows > tokens)
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID,
-                          "query %" PRIu32 ": %" PRIu32 " rows over %" PRIu32 " tokens", index, query->rows, tokens);
+                          "query %" PRIu32 ": %" PRIu32 " rows over %" PRIu32 " tokens", index, rows, tokens);
+    return 0;
+}
+
+static uint32_t tokens_of(const struct oscar_attend_query *query) {
+    return query->tokens > 0 || query->seq == NULL ? query->tokens : query->seq->committed;
+}
+
+static int check_query(const struct oscar_model *model, const struct oscar_attend_query *query, uint32_t index) {
+    int r = oscar_seq_check_query(query->seq, model, tokens_of(query), query->rows, index);
+    if (r < 0)
+        return r;
     if (query->rows > 0 && (query->q == NULL || query->out == NULL))
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID, "query %" PRIu32 ": q or out is NULL", index);
     return 0;
@@ -30,7 +40,7 @@ static int check_query(const struct oscar_model *model, const struct oscar_atten
 
 static void fill_item(const struct oscar_attend_query *query, struct oscar_attend_item *ret) {
     *ret = (struct oscar_attend_item){.pages = query->seq->pages.table->entry,
-                                      .tokens = query->tokens > 0 ? query->tokens : query->seq->committed,
+                                      .tokens = tokens_of(query),
                                       .rows = query->rows,
                                       .q = query->q,
                                       .q_row_stride = query->q_row_stride,
@@ -87,10 +97,13 @@ int oscar_attend(struct oscar_model *model, struct oscar_stream *stream, uint32_
                                          softmax_scale != 0 ? softmax_scale : 1.0F / sqrtf((float)geometry->head_dim),
                                      .items = count,
                                      .item = item};
-    for (unsigned form = 0; form < OSCAR_FORMS; form++)
-        args.arenas[form] = (struct oscar_arena_view){.base = model->memory->mapping->arenas[form].base,
-                                                      .stride = model->memory->mapping->arenas[form].page_bytes,
-                                                      .range = model->memory->mapping->arenas[form].range};
-    r = oscar_model_ops(model)->attend(oscar_stream_queue(stream), &args);
-    return r < 0 ? oscar_fail(oscar_detail(), r, "attend over layer %" PRIu32 ": %s", layer, oscar_error_text(r)) : 0;
+    oscar_mapping_view(model->memory->mapping, args.arenas);
+    struct oscar_attachment *attachment = model->client->attachment;
+    struct oscar_stream_impl *queue;
+    r = oscar_queue_begin(attachment, stream, &queue);
+    if (r < 0)
+        return r;
+    r = attachment->ops->attend(queue, &args);
+    oscar_queue_end(attachment, queue);
+    return r < 0 ? oscar_work_failed(attachment, r, "attend over layer %" PRIu32, layer) : 0;
 }

@@ -29,11 +29,16 @@ static int enqueue_copies(const struct oscar_seq *parent, const struct oscar_seq
         int r = check_copy(parent, child, copy);
         if (r < 0)
             return r;
-        r = oscar_model_ops(parent->model)
-                ->copy(oscar_stream_queue(child->stream), oscar_mapping_page(mapping, copy->to),
-                       oscar_mapping_page(mapping, copy->from), bytes);
+        struct oscar_attachment *attachment = parent->model->client->attachment;
+        struct oscar_stream_impl *queue;
+        r = oscar_queue_begin(attachment, child->stream, &queue);
         if (r < 0)
-            return oscar_fail(oscar_detail(), r, "the copy of page %" PRIu32 " cannot be enqueued", copy->page);
+            return r;
+        r = attachment->ops->copy(queue, oscar_mapping_page(mapping, copy->to), oscar_mapping_page(mapping, copy->from),
+                                  bytes);
+        oscar_queue_end(attachment, queue);
+        if (r < 0)
+            return oscar_work_failed(attachment, r, "copy of page %" PRIu32, copy->page);
     }
     return 0;
 }

@@ -27,6 +27,7 @@ static void drop_unclaimed(struct oscar_mappings *mappings) {
         free(chunk);
     }
     mappings->unclaimed_end = &mappings->unclaimed;
+    mappings->unclaimed_count = 0;
 }
 
 void oscar_mappings_destroy(struct oscar_mappings *mappings) {
@@ -55,7 +56,16 @@ static int check_place(const struct oscar_mapping *mapping, const struct oscar_c
     return 0;
 }
 
-static int map_chunk(const struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
+void oscar_mapping_view(const struct oscar_mapping *mapping, struct oscar_arena_view ret_arenas[OSCAR_FORMS]) {
+    for (unsigned form = 0; form < OSCAR_FORMS; form++) {
+        struct oscar_range *range = mapping->arenas[form].range;
+        ret_arenas[form] = (struct oscar_arena_view){.base = mapping->attachment->ops->range_address(range),
+                                                     .stride = mapping->arenas[form].page_bytes,
+                                                     .range = range};
+    }
+}
+
+static int map_chunk(struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
                      struct oscar_cause *cause) {
     int r = check_place(mapping, info, cause);
     if (r < 0)
@@ -76,7 +86,7 @@ static int map_chunk(const struct oscar_mapping *mapping, const struct oscar_chu
     slot->writable = info->writable;
     /* A chunk that cannot be mapped fails the sequence that is sent to it, not the connection. */
     slot->failure = mapping->attachment->ops->range_map(arena->range, info->index * arena->chunk_bytes,
-                                                        arena->chunk_bytes, fd, info->writable, cause);
+                                                        arena->chunk_bytes, fd, info->writable, &mapping->failure);
     slot->mapped = slot->failure == 0;
     return 0;
 }
@@ -111,10 +121,8 @@ static struct oscar_mapping *find(const struct oscar_mappings *mappings, uint64_
 
 /* The reply that makes the model known comes after the notice of its chunks. */
 static void keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_chunk_info *info, int *fd) {
-    unsigned kept = 0;
-    for (const struct oscar_unclaimed_chunk *chunk = mappings->unclaimed; chunk != NULL; chunk = chunk->next)
-        kept++;
-    struct oscar_unclaimed_chunk *chunk = kept < MAX_UNCLAIMED_CHUNKS ? malloc(sizeof(*chunk)) : NULL;
+    struct oscar_unclaimed_chunk *chunk =
+        mappings->unclaimed_count < MAX_UNCLAIMED_CHUNKS ? malloc(sizeof(*chunk)) : NULL;
     if (chunk == NULL) {
         mappings->dropped = true;
         return;
@@ -122,6 +130,7 @@ static void keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_c
     *chunk = (struct oscar_unclaimed_chunk){.info = *info, .fd = TAKE_FD(*fd)};
     *mappings->unclaimed_end = chunk;
     mappings->unclaimed_end = &chunk->next;
+    mappings->unclaimed_count++;
 }
 
 int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct oscar_record *record,
@@ -138,7 +147,7 @@ int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct o
     pthread_mutex_lock(&mappings->lock);
     for (uint32_t i = 0; i < notice->chunks && r == 0; i++) {
         const struct oscar_chunk_info *info = &notice->chunk[i];
-        const struct oscar_mapping *mapping = find(mappings, info->model);
+        struct oscar_mapping *mapping = find(mappings, info->model);
         if (mapping != NULL)
             r = gone ? unmap_chunk(mapping, info, cause) : map_chunk(mapping, info, record->fd[i], cause);
         else if (!gone && mappings->opening > 0)
@@ -165,7 +174,7 @@ void oscar_mappings_expected(struct oscar_mappings *mappings) {
 }
 
 /* With the lock. */
-static int claim(struct oscar_mappings *mappings, const struct oscar_mapping *mapping, struct oscar_cause *cause) {
+static int claim(struct oscar_mappings *mappings, struct oscar_mapping *mapping, struct oscar_cause *cause) {
     if (mappings->dropped)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the chunks of a model");
     int r = 0;
@@ -177,6 +186,7 @@ static int claim(struct oscar_mappings *mappings, const struct oscar_mapping *ma
             continue;
         }
         *link = chunk->next;
+        mappings->unclaimed_count--;
         if (r == 0)
             r = map_chunk(mapping, &chunk->info, chunk->fd, cause);
         (void)close(chunk->fd);
@@ -221,7 +231,6 @@ static int open_arena(const struct oscar_attachment *attachment, enum oscar_form
         return r;
     }
     *ret = (struct oscar_arena){.range = range,
-                                .base = attachment->ops->range_address(range),
                                 .page_bytes = info->page_bytes,
                                 .chunk_bytes = chunk_bytes,
                                 .max_pages = info->max_pages,

@@ -20,13 +20,12 @@
 struct oscar_chunk_slot {
     uint64_t generation; /* of the last chunk that was announced here; 0: none yet */
     bool mapped, writable;
-    int failure;         /* why it could not be mapped */
+    int failure;         /* why it could not be mapped, or 0 */
     uint32_t references; /* entries of page tables that lie in it */
 };
 
 struct oscar_arena {
     struct oscar_range *range;
-    uint8_t *base;
     uint64_t page_bytes, chunk_bytes, max_pages;
     uint32_t chunk_pages, chunks;
     struct oscar_chunk_slot *chunk; /* [chunks] */
@@ -38,6 +37,7 @@ struct oscar_mapping {
     uint64_t model; /* the daemon's handle */
     unsigned opens; /* of the model by this client; guarded by the lock of the mappings */
     struct oscar_arena arenas[OSCAR_FORMS];
+    struct oscar_cause failure; /* of the last chunk that could not be mapped; guarded by the lock of the mappings */
     struct oscar_mapping *next; /* in the list of those that notices can reach */
 };
 
@@ -53,6 +53,7 @@ struct oscar_mappings {
     pthread_mutex_t lock; /* guards the lists and every chunk slot */
     struct oscar_mapping *first;
     struct oscar_unclaimed_chunk *unclaimed, **unclaimed_end;
+    unsigned unclaimed_count;
     unsigned opening; /* MODEL_OPENs whose replies have not come */
     bool dropped;     /* there was no memory for an unclaimed chunk: they cannot be opened */
 };
@@ -84,7 +85,10 @@ struct oscar_chunk_slot *oscar_mapping_slot(const struct oscar_mapping *mapping,
 /* Where a page lies; only for references that a page table holds. */
 static inline uint8_t *oscar_mapping_page(const struct oscar_mapping *mapping, oscar_page_ref ref) {
     const struct oscar_arena *arena = &mapping->arenas[oscar_page_ref_form(ref)];
-    return arena->base + oscar_page_ref_id(ref) * arena->page_bytes;
+    return mapping->attachment->ops->range_locate(arena->range, oscar_page_ref_id(ref) * arena->page_bytes);
 }
+
+/* The arenas as the backend's work takes them. */
+void oscar_mapping_view(const struct oscar_mapping *mapping, struct oscar_arena_view ret_arenas[OSCAR_FORMS]);
 
 #endif

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "client/src/batch.h"
 #include "client/src/detail.h"
 #include "client/src/lease.h"
 #include "client/src/options.h"
@@ -42,6 +43,10 @@ struct oscar_model_memory *oscar_model_memory_ref(struct oscar_model_memory *mem
 void oscar_model_memory_unref(struct oscar_model_memory *memory) {
     if (memory == NULL || atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1)
         return;
+    if (memory->loaded) {
+        const struct oscar_attachment *attachment = memory->mapping->attachment;
+        attachment->ops->calibration_unload(attachment->device, memory->calibration);
+    }
     oscar_calibration_free(memory->calibration);
     if (memory->file != NULL)
         (void)munmap(memory->file, memory->file_bytes);
@@ -94,6 +99,13 @@ static int read_calibration(const struct oscar_call *call, const struct oscar_ge
     r = oscar_calibration_attach_turns(memory->calibration, memory->turns, memory->turns_bytes, pages);
     return r < 0 ? oscar_fail(detail, r, "turn tables of %zu bytes do not fit the calibration", memory->turns_bytes)
                  : 0;
+}
+
+static int load_calibration(const struct oscar_geometry *geometry, struct oscar_model_memory *memory) {
+    const struct oscar_attachment *attachment = memory->mapping->attachment;
+    int r = attachment->ops->calibration_load(attachment->device, geometry, memory->calibration, oscar_detail());
+    memory->loaded = r == 0;
+    return r;
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
@@ -231,6 +243,8 @@ int oscar_model_open(struct oscar_client *client, const struct oscar_model_optio
         r = map_calibration(call, memory);
     if (r == 0)
         r = read_calibration(call, &given.geometry, memory);
+    if (r == 0)
+        r = load_calibration(&given.geometry, memory);
     if (r < 0)
         return r;
 
@@ -258,6 +272,8 @@ static void unlink_model(struct oscar_model *model) {
 }
 
 void oscar_model_end(struct oscar_model *model, uint64_t deadline) {
+    while (!LIST_EMPTY(&model->batches))
+        oscar_batch_end(LIST_FIRST(&model->batches));
     while (!LIST_EMPTY(&model->seqs))
         oscar_seq_end(LIST_FIRST(&model->seqs), deadline);
     while (!LIST_EMPTY(&model->leases))

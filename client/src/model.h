@@ -14,6 +14,7 @@ struct oscar_model_memory {
     _Atomic unsigned references;
     struct oscar_mapping *mapping;
     struct oscar_calibration *calibration;
+    bool loaded;        /* the calibration, to the device */
     void *file, *turns; /* shared with the daemon, NULL where there is none */
     size_t file_bytes, turns_bytes;
 };
@@ -27,8 +28,9 @@ struct oscar_model {
     struct oscar_model_memory *memory;
     uint32_t max_tokens;         /* of a sequence: as far as the turn tables go */
     struct oscar_call *closing;  /* made beforehand, so that closing needs no memory */
-    LIST_HEAD(, oscar_seq) seqs; /* both guarded by the client's lock */
+    LIST_HEAD(, oscar_seq) seqs; /* all three guarded by the client's lock */
     LIST_HEAD(, oscar_lease) leases;
+    LIST_HEAD(, oscar_batch) batches;
     struct oscar_model *next;
 };
 
@@ -37,7 +39,7 @@ static inline const struct oscar_device_ops *oscar_model_ops(const struct oscar_
 }
 
 int oscar_model_check(const struct oscar_model *model);
-/* Closes its sequences, its leases and itself, here and, until the deadline, in the daemon. */
+/* Closes its batches, its sequences, its leases and itself, here and, until the deadline, in the daemon. */
 void oscar_model_end(struct oscar_model *model, uint64_t deadline);
 
 #endif

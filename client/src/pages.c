@@ -79,8 +79,10 @@ static int check_update(const struct oscar_pages *pages, const struct oscar_page
     if (slot == NULL || ref != oscar_page_ref_make((enum oscar_form)form, oscar_page_ref_id(ref)))
         return oscar_fail(detail, OSCAR_ERR_PROTOCOL, "page %" PRIu32 ": reference %#" PRIx64 " names no page",
                           update->page, ref);
-    if (slot->failure == OSCAR_ERR_NO_MEMORY)
-        return oscar_fail(detail, OSCAR_ERR_NO_MEMORY, "page %" PRIu32 ": its chunk could not be mapped", update->page);
+    if (slot->failure < 0)
+        return oscar_fail(detail, slot->failure == OSCAR_ERR_INVALID ? OSCAR_ERR_PROTOCOL : slot->failure,
+                          "page %" PRIu32 ": its chunk could not be mapped: %s", update->page,
+                          pages->table->memory->mapping->failure.text);
     if (!slot->mapped)
         return oscar_fail(detail, OSCAR_ERR_PROTOCOL,
                           "page %" PRIu32 ": reference %#" PRIx64 " lies in no mapped chunk", update->page, ref);

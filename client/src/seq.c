@@ -186,8 +186,7 @@ static int signal_fence(struct oscar_seq *seq, uint64_t value) {
         return 0;
     }
     int r = oscar_model_ops(seq->model)->fence_signal(seq->stream->impl, seq->fence_slot, value);
-    return r < 0 ? oscar_fail(oscar_detail(), r, "the fence cannot be enqueued on the stream: %s", oscar_error_text(r))
-                 : 0;
+    return r < 0 ? oscar_work_failed(seq->model->client->attachment, r, "the fence on the stream") : 0;
 }
 
 int oscar_seq_signal(struct oscar_seq *seq) {
@@ -203,16 +202,20 @@ int oscar_seq_take(struct oscar_seq *seq) {
     struct oscar_call *call = seq->call;
     enum oscar_verb verb = call->request.verb;
     int r = oscar_call_wait(call, 0); /* does not wait: sets the detail of an error */
+    bool final = is_final(r);
     if (r == 0) {
         r = oscar_call_updates(call);
         if (r == 0)
             r = takers[verb].take(seq, call);
         if (r == OSCAR_ERR_NO_MEMORY)
-            return r; /* nothing has changed: the next call tries again */
+            return r;  /* nothing has changed: the next call tries again */
+        final = r < 0; /* the daemon has gone on, and this side cannot follow */
+        if (call->updates > 0)
+            oscar_seq_overtake(seq);
         if (r == 0 && takers[verb].fenced)
             r = oscar_seq_signal_taken(seq);
     }
-    if (is_final(r)) {
+    if (final) {
         seq->failed = r;
         seq->failed_cause = *oscar_detail();
     }
@@ -259,6 +262,7 @@ static void leave(struct oscar_seq *seq) {
     LIST_REMOVE(seq, in_model);
     pthread_mutex_unlock(&client->lock);
     oscar_call_release(seq->call);
+    oscar_seq_leave_batches(seq);
     if (oscar_seq_signal(seq) < 0) /* then the daemon keeps the pages until this connection ends */
         seq->fence += 2;
     oscar_pages_close(&seq->pages, seq->stream);

@@ -14,6 +14,7 @@
 #ifndef OSCAR_CLIENT_SEQ_H
 #define OSCAR_CLIENT_SEQ_H
 
+#include "client/src/batch.h"
 #include "client/src/model.h"
 #include "client/src/pages.h"
 
@@ -25,6 +26,7 @@ struct oscar_seq {
     uint64_t fence;
     struct oscar_stream *stream; /* of the last call that took one: a reference, or NULL */
     struct oscar_pages pages;
+    LIST_HEAD(, oscar_batch_place) places; /* in the batches that were set to it */
 
     uint32_t hit, in_flight;
     uint32_t committed; /* as the worker sees it */
@@ -70,6 +72,8 @@ int oscar_seq_post(struct oscar_seq *seq, struct oscar_call *call);
 int oscar_seq_signal(struct oscar_seq *seq);
 /* Enqueues the raising to `seq->fence` + 1: the updates of that request's reply have been taken over. */
 int oscar_seq_signal_taken(struct oscar_seq *seq);
+/* Its pages or its committed length have changed: batches that were set to it are stale. batch.c */
+void oscar_seq_overtake(struct oscar_seq *seq);
 /* Something is stored: the tokens of the open are no longer needed. wait.c */
 void oscar_seq_touch(struct oscar_seq *seq);
 /* Asks for what is new: SeqAdvance of all pending tokens. advance.c */
@@ -81,6 +85,11 @@ void oscar_seq_refresh(struct oscar_seq *seq);
 int oscar_seq_take_advance(struct oscar_seq *seq, struct oscar_call *call);
 int oscar_seq_take_reserve(struct oscar_seq *seq, struct oscar_call *call);
 int oscar_seq_take_extend(struct oscar_seq *seq, struct oscar_call *call);
+
+/* Whether its pages can be attended over up to `tokens` tokens, the last `rows` of them as queries: OSCAR_ERR_INVALID. Query `index`
+ * of the call, for the thread's detail. attend.c */
+int oscar_seq_check_query(const struct oscar_seq *seq, const struct oscar_model *model, uint32_t tokens, uint32_t rows,
+                          uint32_t index);
 
 /* Closes it here and, until the deadline, in the daemon. */
 void oscar_seq_end(struct oscar_seq *seq, uint64_t deadline);

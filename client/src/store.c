@@ -54,9 +54,15 @@ int oscar_seq_store(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t
         .k = {(const uint16_t *)k->data + skipped * k->token_stride, k->token_stride, k->head_stride},
         .v = {(const uint16_t *)v->data + skipped * v->token_stride, v->token_stride, v->head_stride}};
     oscar_seq_touch(seq);
-    r = oscar_model_ops(seq->model)->store(oscar_stream_queue(stream), &args);
-    return r < 0 ? oscar_fail(oscar_detail(), r, "store of positions %" PRIu32 " to %" PRIu64 ", layer %" PRIu32 ": %s",
-                              begin, end - 1, layer, oscar_error_text(r))
+    struct oscar_attachment *attachment = seq->model->client->attachment;
+    struct oscar_stream_impl *queue;
+    r = oscar_queue_begin(attachment, stream, &queue);
+    if (r < 0)
+        return r;
+    r = attachment->ops->store(queue, &args);
+    oscar_queue_end(attachment, queue);
+    return r < 0 ? oscar_work_failed(attachment, r, "store of positions %" PRIu32 " to %" PRIu64 ", layer %" PRIu32,
+                                     begin, end - 1, layer)
                  : 0;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/src/attachment.h"
 #include "client/src/client.h"
@@ -28,8 +27,7 @@ int oscar_stream_open(struct oscar_client *client, const struct oscar_stream_par
     if (r < 0)
         return r;
     stream->attachment = oscar_attachment_ref(attachment);
-    /* Only the host runs work inside the call. */
-    stream->asynchronous = options.asynchronous || strcmp(attachment->ops->name, oscar_device_host()->name) != 0;
+    stream->asynchronous = options.asynchronous || (options.native != NULL && !attachment->host);
     atomic_init(&stream->references, 1);
     *ret_stream = TAKE_PTR(stream);
     return 0;
@@ -39,17 +37,16 @@ int oscar_stream_wait(struct oscar_stream *stream, uint32_t timeout_ms) {
     if (stream == NULL)
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID, "stream: NULL");
     int r = stream->attachment->ops->stream_wait(stream->impl, timeout_ms * OSCAR_NS_PER_MS);
-    if (r < 0)
-        return oscar_fail(oscar_detail(), r, "stream: %s",
-                          r == OSCAR_ERR_TIMEOUT ? "its work is not done in time" : "work enqueued on it has failed");
-    return 0;
+    if (r == OSCAR_ERR_TIMEOUT)
+        return oscar_fail(oscar_detail(), r, "stream: its work is not done in time");
+    return r < 0 ? oscar_work_failed(stream->attachment, r, "work enqueued on the stream") : 0;
 }
 
 int oscar_stream_call(struct oscar_stream *stream, void (*function)(void *), void *argument) {
     if (stream == NULL || function == NULL)
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID, "stream_call: %s is NULL", stream ? "function" : "stream");
     int r = stream->attachment->ops->stream_call(stream->impl, function, argument);
-    return r < 0 ? oscar_fail(oscar_detail(), r, "stream_call: %s", oscar_error_text(r)) : 0;
+    return r < 0 ? oscar_work_failed(stream->attachment, r, "stream_call") : 0;
 }
 
 void oscar_stream_close(struct oscar_stream *stream) {

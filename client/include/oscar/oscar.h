@@ -13,6 +13,9 @@
  *     oscar_seq_advance        these tokens are complete in all layers
  *     oscar_seq_close
  *
+ * An engine that steps many sequences at a time, or that captures its steps in a CUDA graph, stores and attends through a batch
+ * (oscar_batch_open).
+ *
  * Errors. A call returns 0 or a negative code of oscar/error.h; outputs (`ret_*`) are untouched on failure. The exact cause of
  * the last failed call of the calling thread is oscar_error_detail(), with the remedy in oscar_error_remedy(code).
  *
@@ -20,17 +23,20 @@
  * with OSCAR_ERR_TIMEOUT at worst (oscar_seq_wait: within its own time and that one); calls that only touch memory or enqueue
  * work do not wait at all. A call that ran out of time may have been carried out all the same; the library finds out with its
  * next call. Once the daemon has gone every call that speaks to it is OSCAR_ERR_DISCONNECTED at once, and attention over the
- * pages that a sequence has goes on working until the client is closed.
+ * pages that a sequence has goes on working until the client is closed. On a GPU an illegal access, the worker's own or the
+ * library's, ends the process's context there: OSCAR_ERR_DEVICE from every later call that touches the device. Other processes
+ * are not disturbed, and the daemon takes the worker's pages back when it exits.
  *
  * Threads. A client and a model may be used from any threads at once; a sequence from one thread at a time. The library starts
  * no thread, except for an asynchronous host stream that the caller opens. A forked child may not use its parent's client:
  * OSCAR_ERR_STATE; it opens one of its own.
  *
- * Streams. Calls that touch pages take the worker's stream and return at once; NULL runs the work inside the call, in the calling
- * thread. A sequence's calls go to one stream, or the caller orders its streams. On the host backend a stream is opened by
- * oscar_stream_open() with the number of threads that a call may use.
+ * Streams. Calls that touch pages take the worker's stream and return at once; NULL does the work inside the call: on the host in
+ * the calling thread, on a GPU in a stream that the library keeps for it. A sequence's calls go to one stream, or the caller
+ * orders its streams.
  *
- * Tensors are the caller's: BF16 or FP16 as the geometry says, with row strides in elements, read until the stream has passed.
+ * Tensors are the caller's: BF16 or FP16 as the geometry says, with row strides in elements, read until the stream has passed. On
+ * a GPU they lie in memory that its kernels can access, and so do the rows of oscar_seq_rows().
  *
  * Structs of options begin with `size`: set it to sizeof (OSCAR_INIT does); a later library accepts the older, smaller struct.
  */
@@ -93,8 +99,8 @@ struct oscar_client_options {
 /* Connects and agrees on a version. OSCAR_ERR_NOT_RUNNING, _VERSION, _PERMISSION, _TIMEOUT, _LIMIT. */
 OSCAR_API int oscar_client_open(const struct oscar_client_options *options, struct oscar_client **ret_client);
 /* Closes everything that was opened through it; speaks to the daemon within the timeout, and to one that is gone or stopped not at
- * all. Pages stay readable by enqueued work until the daemon has seen its fences. Models, sequences and leases of it are freed: do not
- * use them again. NULL is fine. */
+ * all. Pages stay readable by enqueued work until the daemon has seen its fences. Models, sequences, leases and batches of it are freed:
+ * do not use them again. NULL is fine. */
 OSCAR_API void oscar_client_close(struct oscar_client *client);
 OSCAR_API void oscar_client_set_timeout(struct oscar_client *client, uint32_t timeout_ms);
 
@@ -112,9 +118,12 @@ OSCAR_API int oscar_client_ping(struct oscar_client *client);
 
 struct oscar_stream_params {
     size_t size;
-    uint32_t threads;      /* host: CPU threads a call may use; 0: 1 */
-    uint32_t asynchronous; /* host: 1 = calls return at once, work runs in a thread of the stream */
-    void *native;          /* GPU: the worker's stream (CUstream); must outlive the object */
+    uint32_t threads; /* host: CPU threads a call may use; 0: 1 */
+    uint32_t
+        asynchronous; /* 1: calls return at once (host: the work runs in a thread of the stream); 0: when it is done */
+    /* GPU: the worker's own stream (a CUstream; the legacy default one is CU_STREAM_LEGACY), always asynchronous, which must
+     * outlive the object; NULL: one that is made here. */
+    void *native;
 };
 
 OSCAR_API int oscar_stream_open(struct oscar_client *client, const struct oscar_stream_params *params,
@@ -146,7 +155,7 @@ OSCAR_API void oscar_geometry_init(struct oscar_geometry *geometry, uint32_t lay
 /* OSCAR_ERR_GEOMETRY, _IDENTITY, _CALIBRATION, _NO_SPACE (the budget cannot hold one page), _LIMIT. */
 OSCAR_API int oscar_model_open(struct oscar_client *client, const struct oscar_model_options *options,
                                struct oscar_model **ret_model);
-/* Closes its sequences and leases too. NULL is fine. */
+/* Closes its sequences, leases and batches too. NULL is fine. */
 OSCAR_API void oscar_model_close(struct oscar_model *model);
 
 struct oscar_model_info {
@@ -260,6 +269,79 @@ struct oscar_attend_query {
  * 1/sqrt(head_dim). On a stream the page tables as they are at the time of the call are used. */
 OSCAR_API int oscar_attend(struct oscar_model *model, struct oscar_stream *stream, uint32_t layer, float softmax_scale,
                            const struct oscar_attend_query *queries, uint32_t count);
+
+/* A partial result of attention: what oscar_attend and oscar_batch_attend give, or a kernel of the worker's own. */
+struct oscar_partial {
+    void *
+        out; /* element (row, query head, dim) at out + row*row_stride + head*head_stride + dim, of the geometry's type */
+    int64_t row_stride, head_stride;
+    float *lse; /* [rows][query_heads] natural log-sum-exp of the scaled scores; -inf: over no token */
+};
+
+/* Replaces `into` (out and lse) by the attention over the tokens of both, which must not overlap; `other` is only read. So a
+ * worker attends over a part of the tokens with a kernel of its own. */
+OSCAR_API int oscar_merge(struct oscar_model *model, struct oscar_stream *stream, uint32_t rows,
+                          const struct oscar_partial *into, const struct oscar_partial *other);
+
+/* --- batches -------------------------------------------------------------------------------------------------------- */
+
+/*
+ * A batch holds what changes from step to step (which sequences, their lengths, their pages) where the kernels read it, so that
+ * the calls of a step allocate nothing, look nothing up, and can be captured in a CUDA graph:
+ *
+ *     oscar_seq_reserve            of each sequence, where room is short
+ *     oscar_batch_set              the sequences of this step
+ *       oscar_batch_store          each layer  ) or the launch of a graph that captured these calls
+ *       oscar_batch_attend         each layer  ) after any earlier oscar_batch_set
+ *     oscar_seq_advance            of each sequence
+ *
+ * oscar_batch_set comes after every other call that takes one of its sequences (oscar_seq_reserve, _wait, _advance, _close,
+ * oscar_attend) and before the step's work: those calls may exchange pages, and an advance makes stored rows read-only. A batch
+ * that was overtaken so is stale: oscar_batch_store and oscar_batch_attend are OSCAR_ERR_STATE until it is set again. The launch of
+ * a graph cannot be checked: that of a stale batch may read and write pages that are no longer the sequence's.
+ *
+ * A graph holds the addresses of the batch and of the tensors, and the layer: it may be launched until the batch is closed, for
+ * any sequences that were set. While a stream is being captured only these two calls and oscar_merge may be made on it. Calls of one
+ * batch go to one stream, or the caller orders its streams. A batch, and the sequences that it is set to, are used by one thread at
+ * a time.
+ */
+struct oscar_batch;
+
+struct oscar_batch_params {
+    size_t size;
+    uint32_t max_seqs;   /* sequences of one step: memory for the largest step is made when the batch is opened */
+    uint32_t max_rows;   /* new tokens of one sequence in one step; up to 16 are decoded, more go through prefill */
+    uint64_t max_tokens; /* lengths of all sequences of one step together */
+    /* Strides of the tensors in elements, in every layer; 0: rows and heads are contiguous, [row][head][dim]. Rows of all sequences
+     * follow each other in the order of the entries. */
+    int64_t q_row_stride, q_head_stride;
+    int64_t out_row_stride, out_head_stride;
+    int64_t k_row_stride, k_head_stride;
+    int64_t v_row_stride, v_head_stride;
+};
+
+OSCAR_API int oscar_batch_open(struct oscar_model *model, const struct oscar_batch_params *params,
+                               struct oscar_batch **ret_batch);
+/* Enqueued work is still done; graphs that captured its calls may not be launched again. NULL is fine. */
+OSCAR_API void oscar_batch_close(struct oscar_batch *batch);
+
+struct oscar_batch_entry {
+    struct oscar_seq *seq;
+    uint32_t rows;   /* of this step; row i stands at position tokens - rows + i and sees positions up to its own */
+    uint32_t tokens; /* length with these rows, of stored tokens, committed or not; 0: the committed length + rows */
+};
+
+/* Enqueues: from here on the batch is these sequences. OSCAR_ERR_LIMIT beyond the params, OSCAR_ERR_INVALID beyond the reserved
+ * length, and for rows that are committed once the batch has been stored with. */
+OSCAR_API int oscar_batch_set(struct oscar_batch *batch, struct oscar_stream *stream,
+                              const struct oscar_batch_entry *entries, uint32_t count);
+/* Rotates the step's rows of K and V and writes them to the pages of their sequences. All rows must be uncommitted: the last token
+ * of a full hit that is computed again goes through oscar_seq_store, which ignores it. OSCAR_ERR_NOT_FINITE as there. */
+OSCAR_API int oscar_batch_store(struct oscar_batch *batch, struct oscar_stream *stream, uint32_t layer, const void *k,
+                                const void *v);
+/* Attention of the step's rows; `softmax_scale` as in oscar_attend; lse [rows of all][query_heads], or NULL. */
+OSCAR_API int oscar_batch_attend(struct oscar_batch *batch, struct oscar_stream *stream, uint32_t layer,
+                                 float softmax_scale, const void *q, void *out, float *lse);
 
 #ifdef __cplusplus
 }

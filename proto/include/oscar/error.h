@@ -34,7 +34,7 @@ extern "C" {
     X(PERMISSION, -18, "permission denied", "ask the operator for access to the socket or the tenant")                 \
     X(IO, -19, "input/output error", "see the detail; check the disk and the directory")                               \
     X(BUSY, -20, "already in use", "another daemon serves this socket: stop it or choose another path")                \
-    X(DEVICE, -21, "device error", "see the daemon's log; check the driver and the device")                            \
+    X(DEVICE, -21, "device error", "start this process again; see the daemon's log; check driver and device")          \
     X(CONFIG, -22, "configuration not accepted", "correct the named key; oscard --check-config checks a file")         \
     X(CORRUPT, -23, "data is corrupt", "the file or record fails its checks: make it again")                           \
     X(INTERNAL, -24, "internal error", "this is a bug in oscard: please report it with the log")
