@@ -53,6 +53,14 @@ static uint64_t waiting(const struct store *store) {
     return count;
 }
 
+/* Whatever is closed stays watched until it has ended. */
+static uint64_t ending(const struct store *store) {
+    uint64_t count = 0;
+    const struct seq *seq;
+    TAILQ_FOREACH(seq, &store->watched, in_watch) { count += seq->closing; }
+    return count;
+}
+
 #define SINK "form=\"sink\""
 #define DENSE "form=\"dense\""
 #define PACKED "form=\"packed\""
@@ -78,6 +86,8 @@ const struct store_metric store_metric_table[] = {
     {"oscar_models", "", "models", "Models known", false, models},
     {"oscar_clients", "", "clients", "Connections, those included whose process is ending", false, clients},
     {"oscar_sequences", "", "sequences", "Open sequences", false, sequences},
+    {"oscar_sequences_ending", "", "sequences", "Closed sequences whose pages are still to be sealed, or read", false,
+     ending},
     {"oscar_leases", "", "leases", "Open leases", false, leases},
     {"oscar_sequence_opens_total", "", "sequences", "Sequences opened", true, opens},
     {"oscar_sequence_open_hits_total", "", "sequences", "Sequences opened with at least one page found", true,

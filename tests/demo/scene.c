@@ -288,7 +288,7 @@ static int all_leave(struct scene *scene) {
     scene->c_survived = quits(&scene->c);
     int r = wait_for(scene, "oscard_clients", 0);
     if (r == 0)
-        r = wait_for(scene, "oscar_sequences", 0);
+        r = wait_for(scene, "oscar_sequences_ending", 0);
     char output[1024];
     if (r == 0)
         r = private_daemon_ctl(&scene->daemon, "flush", "--json", output, sizeof(output));

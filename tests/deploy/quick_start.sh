@@ -43,7 +43,8 @@ worker=$build/client/examples/worker
 expect '0 of 200 tokens were cached' "$worker"
 # The worker is gone when its pages are still to be sealed.
 for ((tries = 0; tries < 100; tries++)); do
-    [[ $("$build/client/oscarctl" stats --json) == *'"oscar_sequences":0,'* ]] && break
+    stats=$("$build/client/oscarctl" stats --json)
+    [[ $stats == *'"oscar_sequences":0,'* && $stats == *'"oscar_sequences_ending":0,'* ]] && break
     sleep 0.1
 done
 expect '192 of 200 tokens were cached' "$worker"

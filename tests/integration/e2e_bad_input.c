@@ -49,6 +49,7 @@ static int end_scene(void **state) {
     e2e_worker_close(&scene->witness);
     e2e_worker_close(&scene->worker);
     e2e_wait_metric(scene->daemon, "oscar_sequences", 0);
+    e2e_wait_metric(scene->daemon, E2E_ENDING, 0);
     e2e_flush(scene->daemon);
     e2e_wait_metric(scene->daemon, E2E_USED, 0);
     text_free(&scene->text);
@@ -82,7 +83,7 @@ static void values_out_of_range_are_refused_at_the_store(void **state) {
             MUST(oscar_seq_advance(seq, NULL, scene->other.ids, TOKENS));
             e2e_check_all(&scene->worker, seq, &scene->other, TOKENS);
             oscar_seq_close(seq);
-            e2e_wait_metric(scene->daemon, "oscar_sequences", 1); /* what it has advanced is sealed first */
+            e2e_wait_metric(scene->daemon, E2E_ENDING, 0); /* what it has advanced is sealed first */
             e2e_flush(scene->daemon);
         }
     }

@@ -42,7 +42,7 @@ int e2e_start(void **state, const char *budget) {
 int e2e_stop(void **state) {
     struct test_daemon *daemon = *state;
     e2e_wait_metric(daemon, "oscard_clients", 0);
-    e2e_wait_metric(daemon, "oscar_sequences", 0); /* what they had advanced is sealed after their end */
+    e2e_wait_metric(daemon, E2E_ENDING, 0); /* what they had advanced is sealed after their close */
     e2e_flush(daemon);
     e2e_wait_metric(daemon, E2E_USED, 0);
     daemon_stop(daemon);

@@ -34,6 +34,7 @@ void e2e_wait_metric(const struct test_daemon *daemon, const char *name, int64_t
 #define E2E_PACKED "oscar_pages{form=\"packed\"}"
 #define E2E_USED "oscar_memory_used_bytes"
 #define E2E_USED_DENSE "oscar_memory_used_bytes{form=\"dense\"}"
+#define E2E_ENDING "oscar_sequences_ending"
 #define E2E_QUARANTINED "oscar_memory_quarantined_bytes"
 
 /* Flushes all. */
