@@ -52,9 +52,11 @@ struct oscar_device {
     int shared_bytes;  /* of shared memory that a block may ask for */
     int l2_bytes;
     enum oscar_share share; /* never AUTO */
+    bool vmm;               /* ranges can be reserved, and descriptors of memory mapped in them */
     size_t granularity;
-    char id[48], summary[160];
+    char id[48], summary[256];
     atomic_bool lost;              /* an error that stays was seen: every later call fails at once */
+    atomic_bool hangs;             /* the reason: work that may still be running */
     CUstream service;              /* for what is not a caller's work: zeroing chunks, uploads, the self test */
     int priority, lowest_priority; /* of streams */
     pthread_mutex_t lock;
