@@ -131,6 +131,7 @@ static const struct part {
     void (*close)(struct oscar_device *device);
 } parts[] = {
     {service_open, service_close},
+    {cuda_store_open, cuda_store_close},
 };
 
 static void close_parts(struct oscar_device *device) {
@@ -263,6 +264,9 @@ static const struct oscar_device_ops cuda_ops = {
     .fences_unregister = cuda_fences_unregister,
     .fence_signal = cuda_fence_signal,
     .copy = cuda_copy,
+    .store = cuda_store,
+    .inspect = cuda_inspect,
+    .batch_store = cuda_batch_store,
 };
 
 const struct oscar_device_ops *oscar_device_cuda(void) { return &cuda_ops; }

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rotation of rows y = x R on the device.
+ *
+ * A row of D elements lies over LANES consecutive lanes of a warp, in chunks of 8: register 8c + i of lane t is element
+ * 8 (LANES c + t) + i. So a row is read and written 16 bytes a lane.
+ *
+ * Hadamard: the stages and the last multiplication of kernels/rotate.h in their order, so the result is the host's to the bit.
+ *
+ * Matrix: m16n8k16 matrix instructions. R is split into two 16-bit terms, x's 16 bits are exact, sums are fp32. Which element of
+ * a sum is which k of the instruction is free, and so is which column is which n: they are chosen such that A comes from
+ * memory and the result goes there 16 bytes a lane, in the arrangement above with LANES = 4, without shared memory.
+ */
+#ifndef OSCAR_KERNELS_CUDA_ROTATE_CUH
+#define OSCAR_KERNELS_CUDA_ROTATE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define ROTATE_WARP 0xFFFFFFFFU
+
+template <int D, int LANES> static __device__ __forceinline__ void rotate_hadamard(float (&x)[D / LANES]) {
+    constexpr int registers = D / LANES;
+    static_assert(registers >= 8, "a chunk has 8 elements");
+#pragma unroll
+    for (int h = 1; h < 8; h *= 2)
+#pragma unroll
+        for (int i = 0; i < registers; i++)
+            if ((i & h) == 0) {
+                float a = x[i], b = x[i + h];
+                x[i] = a + b;
+                x[i + h] = a - b;
+            }
+#pragma unroll
+    for (int h = 1; h < LANES; h *= 2) {
+        float sign = threadIdx.x & h ? -1.0F : 1.0F;
+#pragma unroll
+        for (int i = 0; i < registers; i++)
+            x[i] = fmaf(x[i], sign, __shfl_xor_sync(ROTATE_WARP, x[i], h)); /* the product is exact: one rounding */
+    }
+#pragma unroll
+    for (int h = 8; h < registers; h *= 2)
+#pragma unroll
+        for (int i = 0; i < registers; i++)
+            if ((i & h) == 0) {
+                float a = x[i], b = x[i + h];
+                x[i] = a + b;
+                x[i + h] = a - b;
+            }
+    constexpr float factor = D == 64 ? 0.125F : D == 128 ? 0.08838834764831845F : 0.0625F;
+#pragma unroll
+    for (int i = 0; i < registers; i++)
+        x[i] *= factor;
+}
+
+/* The two 16-bit types of worker tensors. */
+struct rotate_bf16 {
+    static __device__ __forceinline__ float2 unpack(uint32_t pair) {
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
+    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        return *reinterpret_cast<uint32_t *>(&pair);
+    }
+    static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+struct rotate_fp16 {
+    static __device__ __forceinline__ float2 unpack(uint32_t pair) {
+        return __half22float2(*reinterpret_cast<__half2 *>(&pair));
+    }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) {
+        __half2 pair = __floats2half2_rn(low, high);
+        return *reinterpret_cast<uint32_t *>(&pair);
+    }
+    static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+/*
+ * B operands of 32 columns and 16 elements of the sum: 4 instructions' worth, one entry a lane and instruction: both registers of
+ * the upper terms, then of the lower ones. Instruction j's lane 4g + t holds rows k .. k + 3 of R, k = 8t + 4 (step % 2) in step's
+ * group of 32, and column 8 (g / 2) + 2j + g % 2. The entry's place is swizzled so that writing meets no bank twice.
+ */
+template <int D> static __device__ __forceinline__ int rotate_entry(int chunk, int step, int j, int lane) {
+    return ((chunk * (D / 16) + step) * 4 + j) * 32 + (lane ^ j);
+}
+
+/* Columns first .. first + columns - 1 of R (row-major, D columns) to `entries`, D * columns / 4 of them, by the whole block of
+ * THREADS threads, which must meet at a barrier before it multiplies. */
+template <int D, class TYPE, int THREADS>
+static __device__ __forceinline__ void rotate_matrix_load(uint4 *entries, const float *__restrict__ matrix, int first,
+                                                          int columns) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < D * columns / 4; i += THREADS) {
+        int column = i % columns, k = i / columns * 4;
+        const float *from = matrix + static_cast<size_t>(k) * D + first + column;
+        uint32_t upper[2], lower[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float a = __ldg(from + 2 * half * D), b = __ldg(from + (2 * half + 1) * D);
+            upper[half] = TYPE::pack(a, b);
+            float2 taken = TYPE::unpack(upper[half]);
+            lower[half] = TYPE::pack(a - taken.x, b - taken.y);
+        }
+        int n = column % 32;
+        int lane = 4 * (2 * (n / 8) + n % 2) + k % 32 / 8;
+        entries[rotate_entry<D>(column / 32, k / 32 * 2 + k / 4 % 2, n % 8 / 2, lane)] =
+            make_uint4(upper[0], upper[1], lower[0], lower[1]);
+    }
+}
+
+/* One chunk of 32 columns of y for TILES * 16 rows: row 16m + g of the tile is x[m][0], row 16m + 8 + g x[m][1] of lanes 4g + t,
+ * packed in pairs. sum[m][j]: columns 8t + 2j, 8t + 2j + 1 of the chunk, of row g and then of row g + 8. */
+template <int D, class TYPE, int TILES>
+static __device__ __forceinline__ void rotate_matrix(float (&sum)[TILES][4][4], const uint4 *entries, int chunk,
+                                                     const uint4 (&x)[TILES][2][D / 32]) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum[m][j][i] = 0.0F;
+#pragma unroll
+    for (int step = 0; step < D / 16; step++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint4 b = entries[rotate_entry<D>(chunk, step, j, threadIdx.x % 32)];
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                uint4 top = x[m][0][step / 2], bottom = x[m][1][step / 2];
+                const uint32_t a[4] = {step % 2 ? top.z : top.x, step % 2 ? bottom.z : bottom.x,
+                                       step % 2 ? top.w : top.y, step % 2 ? bottom.w : bottom.y};
+                TYPE::multiply(sum[m][j], a, b.z, b.w);
+                TYPE::multiply(sum[m][j], a, b.x, b.y);
+            }
+        }
+}
+
+#endif
