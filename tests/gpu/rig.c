@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/gpu/rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT 256U
+#define POISON 0xFF
+#define POISON_BYTES ((size_t)1 << 20)
+
+struct rig_memory {
+    struct rig_memory *next;
+    void *address;
+    struct oscar_chunk *chunk; /* NULL on the host */
+};
+
+static const uint64_t patience_ns = UINT64_C(60) * 1000 * 1000 * 1000;
+
+static const char *backend(void) {
+    const char *given = getenv("OSCAR_TEST_BACKEND");
+    return given && *given ? given : "cuda";
+}
+
+bool rig_on_gpu(void) { return strcmp(backend(), "cuda") == 0; }
+
+static struct oscar_stream_impl *open_stream(struct rig *rig, bool asynchronous) {
+    struct oscar_stream_options options = {.threads = 2, .asynchronous = asynchronous};
+    struct oscar_stream_impl *stream = NULL;
+    struct oscar_cause cause = {""};
+    if (rig->ops->stream_open(rig->device, &options, &stream, &cause) < 0)
+        fail_msg("stream_open: %s", cause.text);
+    return stream;
+}
+
+struct rig *rig_open(void) {
+    struct rig *rig = calloc(1, sizeof(*rig));
+    assert_non_null(rig);
+    struct oscar_cause cause = {""};
+    if (oscar_device_find(backend(), &rig->ops, &cause) < 0 || rig->ops->device_open(NULL, &rig->device, &cause) < 0)
+        fail_msg("backend %s: %s", backend(), cause.text);
+    print_message("%s\n", rig->ops->device_summary(rig->device));
+    rig->synchronous = open_stream(rig, false);
+    rig->asynchronous = open_stream(rig, true);
+    return rig;
+}
+
+void rig_close(struct rig *rig) {
+    while (rig->memories)
+        rig_free(rig, rig->memories->address);
+    rig->ops->stream_close(rig->asynchronous);
+    rig->ops->stream_close(rig->synchronous);
+    rig->ops->device_close(rig->device);
+    free(rig);
+}
+
+static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+static void *device_memory(struct rig *rig, size_t bytes, struct oscar_chunk **ret_chunk) {
+    size_t whole = round_up(bytes, rig->ops->granularity(rig->device));
+    struct oscar_cause cause = {""};
+    if (rig->ops->chunk_create(rig->device, whole, ret_chunk, &cause) < 0)
+        fail_msg("%zu bytes of device memory: %s", whole, cause.text);
+    return rig->ops->chunk_address(*ret_chunk) + (whole - round_up(bytes, ALIGNMENT));
+}
+
+void *rig_alloc(struct rig *rig, size_t bytes) {
+    if (bytes == 0)
+        bytes = 1;
+    struct rig_memory *memory = calloc(1, sizeof(*memory));
+    assert_non_null(memory);
+    memory->address =
+        rig_on_gpu() ? device_memory(rig, bytes, &memory->chunk) : aligned_alloc(ALIGNMENT, round_up(bytes, ALIGNMENT));
+    assert_non_null(memory->address);
+    memory->next = rig->memories;
+    rig->memories = memory;
+    rig_poison(rig, memory->address, round_up(bytes, ALIGNMENT));
+    return memory->address;
+}
+
+void rig_free(struct rig *rig, void *address) {
+    if (!address)
+        return;
+    struct rig_memory **at = &rig->memories;
+    while (*at && (*at)->address != address)
+        at = &(*at)->next;
+    struct rig_memory *memory = *at;
+    assert_non_null(memory);
+    *at = memory->next;
+    if (memory->chunk)
+        rig->ops->chunk_free(memory->chunk);
+    else
+        free(memory->address);
+    free(memory);
+}
+
+static void copy(struct rig *rig, void *destination, const void *source, size_t count) {
+    int r = rig->ops->copy(rig->synchronous, destination, source, count);
+    if (r < 0)
+        fail_msg("copy of %zu bytes: %s", count, oscar_error_text(r));
+}
+
+void rig_poison(struct rig *rig, void *memory, size_t bytes) {
+    size_t done = bytes < POISON_BYTES ? bytes : POISON_BYTES;
+    uint8_t *poison = malloc(POISON_BYTES);
+    assert_non_null(poison);
+    memset(poison, POISON, POISON_BYTES);
+    copy(rig, memory, poison, done);
+    free(poison);
+    while (done < bytes) { /* what is done doubles, without leaving the device */
+        size_t more = bytes - done < done ? bytes - done : done;
+        copy(rig, (uint8_t *)memory + done, memory, more);
+        done += more;
+    }
+}
+
+void rig_write(struct rig *rig, void *memory, const void *bytes, size_t count) { copy(rig, memory, bytes, count); }
+
+void rig_read(struct rig *rig, void *ret_bytes, const void *memory, size_t count) {
+    copy(rig, ret_bytes, memory, count);
+}
+
+void *rig_upload(struct rig *rig, const void *bytes, size_t count) {
+    void *memory = rig_alloc(rig, count);
+    rig_write(rig, memory, bytes, count);
+    return memory;
+}
+
+int rig_wait(struct rig *rig, struct oscar_stream_impl *stream) {
+    int r = rig->ops->stream_wait(stream, patience_ns);
+    if (r == OSCAR_ERR_TIMEOUT)
+        fail_msg("work of a stream is not done after a minute");
+    return r;
+}
