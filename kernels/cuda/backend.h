@@ -7,8 +7,8 @@
  *   driver.c       the driver's functions and its errors in our words
  *   select.c       which device: by UUID, and whether it has what is needed
  *   device.c       an opened device: its primary context (the one that the worker's framework uses too), images of kernels
- *   memory.c       chunks and ranges: VMM memory with descriptors
- *   share_ipc.c    the second form: classic IPC handles
+ *   memory.c       chunks: VMM memory with descriptors      range.c        where importers map them
+ *   share.c        which form of sharing works here          share_ipc.c    the second form: classic IPC handles
  *   stream.c       streams, fences, statuses of work
  *   calibration.c  calibrations in device memory
  *   store.c/.cu    rotation and store, inspection            pack.c/.cu     dense pages to INT2
@@ -133,7 +133,7 @@ int cuda_status_deliver(struct oscar_stream_impl *stream, struct cuda_status *st
 
 /* --- functions of oscar_device_ops, by file ----------------------------------------------------------------------------------- */
 
-/* memory.c */
+/* memory.c, range.c, share.c */
 size_t cuda_granularity(const struct oscar_device *device);
 int cuda_memory_info(struct oscar_device *device, uint64_t *ret_free, uint64_t *ret_total, struct oscar_cause *cause);
 int cuda_self_test(struct oscar_device *device, struct oscar_cause *cause);

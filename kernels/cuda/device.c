@@ -27,7 +27,6 @@ static bool stays(CUresult result) {
     case CUDA_ERROR_CONTAINED:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
     case CUDA_ERROR_EXTERNAL_DEVICE:
-    case CUDA_ERROR_UNKNOWN:
         return true;
     default:
         return false;

@@ -119,12 +119,24 @@ int cuda_driver_load(const struct cuda_driver **ret, struct oscar_cause *cause) 
     return r;
 }
 
+static int error_of(CUresult result) {
+    switch (result) {
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return OSCAR_ERR_NO_SPACE;
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+        return OSCAR_ERR_UNSUPPORTED;
+    case CUDA_ERROR_INVALID_VALUE:
+        return OSCAR_ERR_INVALID;
+    default:
+        return OSCAR_ERR_DEVICE;
+    }
+}
+
 int cuda_result(const struct cuda_driver *driver, CUresult result, const char *what, struct oscar_cause *cause) {
     if (result == CUDA_SUCCESS)
         return 0;
-    int error = result == CUDA_ERROR_OUT_OF_MEMORY                                             ? OSCAR_ERR_NO_SPACE
-                : result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NO_BINARY_FOR_GPU ? OSCAR_ERR_UNSUPPORTED
-                                                                                               : OSCAR_ERR_DEVICE;
+    int error = error_of(result);
     const char *text = NULL;
     (void)driver->cuGetErrorString(result, &text);
     return oscar_fail(cause, error, "%s: %s: %s", what, name_of(driver, result), text ? text : "no text for it");

@@ -95,7 +95,8 @@ struct cuda_driver {
 int cuda_driver_load(const struct cuda_driver **ret, struct oscar_cause *cause);
 
 /* 0, or the driver's failure as an error of ours with a cause: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory".
- * Out of memory is OSCAR_ERR_NO_SPACE, a missing feature OSCAR_ERR_UNSUPPORTED, all else OSCAR_ERR_DEVICE. */
+ * Out of memory is OSCAR_ERR_NO_SPACE, a missing feature OSCAR_ERR_UNSUPPORTED, an invalid value (an address that is nobody's)
+ * OSCAR_ERR_INVALID, all else OSCAR_ERR_DEVICE. */
 int cuda_result(const struct cuda_driver *driver, CUresult result, const char *what, struct oscar_cause *cause);
 
 #endif

@@ -39,7 +39,10 @@ struct oscar_batch_impl;  /* a ragged batch prepared for attention: its page tab
 enum oscar_share {
     OSCAR_SHARE_AUTO = 0, /* the first of the two that works here */
     OSCAR_SHARE_VMM = 1,  /* a descriptor of the memory itself: read-only mappings, outlives its owner */
-    OSCAR_SHARE_IPC = 2,  /* cuda: a classic IPC memory handle: readers can write, the memory dies with its owner */
+    /* cuda: a classic IPC memory handle, in a small memfd in the place of the memory's descriptor. What it costs: readers can
+     * write; the memory dies with its owner, so that no keeper can hold it (chunk_descriptor and chunk_adopt are
+     * OSCAR_ERR_UNSUPPORTED); nobody chooses where a reader's mapping lies (range_locate tells). */
+    OSCAR_SHARE_IPC = 2,
 };
 
 struct oscar_device_options {
@@ -208,7 +211,8 @@ struct oscar_device_ops {
      * the backend cannot choose the address of an imported one (cuda with OSCAR_SHARE_IPC). */
     uint8_t *(*range_locate)(const struct oscar_range *range, uint64_t offset);
     /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it).
-     * OSCAR_ERR_INVALID outside the range or where the descriptor has fewer bytes, OSCAR_ERR_PERMISSION. */
+     * OSCAR_ERR_INVALID outside the range or where the descriptor has fewer bytes (cuda: other than `bytes`, or where a part of
+     * another chunk would stay mapped), OSCAR_ERR_PERMISSION, OSCAR_ERR_UNSUPPORTED. */
     int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
                      struct oscar_cause *cause);
     int (*range_unmap)(struct oscar_range *range, uint64_t offset, uint64_t bytes);
@@ -239,6 +243,8 @@ struct oscar_device_ops {
     int (*fence_signal)(struct oscar_stream_impl *stream, oscar_fence_slot *slot, uint64_t value);
 
     /* --- work; all enqueue --- */
+    /* Between any two places in host and device memory. cuda: where one side is host memory that is not pinned, the call may
+     * return only when the copy is done. */
     int (*copy)(struct oscar_stream_impl *stream, void *destination, const void *source, uint64_t bytes);
     /* Rotate rows and write them to dense pages. OSCAR_ERR_NOT_FINITE where a row is out of range
      * (|x| > OSCAR_MAX_ROW_MAGNITUDE after rotation, NaN); all rows are written all the same. */
