@@ -131,6 +131,7 @@ static const struct part {
 } parts[] = {
     {service_open, service_close},
     {cuda_store_open, cuda_store_close},
+    {cuda_pack_open, cuda_pack_close},
 };
 
 static void close_parts(struct oscar_device *device) {
@@ -265,6 +266,7 @@ static const struct oscar_device_ops cuda_ops = {
     .copy = cuda_copy,
     .store = cuda_store,
     .inspect = cuda_inspect,
+    .pack = cuda_pack,
     .batch_store = cuda_batch_store,
 };
 
