@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #define CUDA_MAX_PAIRS 16
+#define CUDA_MAX_DECODE_ROWS 16 /* = OSCAR_MAX_DECODE_ROWS */
 
 /* One (layer, KV head) of a calibration; formulas and shapes as in proto/calibration.h. */
 struct cuda_head {
@@ -48,7 +49,7 @@ struct cuda_batch_item {
     uint32_t tokens, rows;
     uint32_t first_row; /* query rows of the items before it */
     uint32_t packed_pages, dense_pages;
-    uint32_t padding;
+    uint32_t dense_tokens; /* in dense pages */
     uint64_t packed_first, dense_first; /* index of the run's first entry */
     int64_t q_offset, q_row_stride, q_head_stride;
     int64_t out_offset, out_row_stride, out_head_stride;
