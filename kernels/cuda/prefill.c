@@ -88,7 +88,6 @@ int cuda_prefill_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_im
         .group = geometry->query_heads / geometry->kv_heads,
         .bf16 = geometry->dtype == OSCAR_BF16,
         .log2_scale = (float)(args->softmax_scale * LOG2_E),
-        .most_decoded_rows = OSCAR_MAX_DECODE_ROWS,
     };
     return cuda_device_result(device,
                               device->driver->cuLaunchKernel(device->prefill->function[function],

@@ -148,7 +148,7 @@ struct tile {
 };
 
 static __device__ uint32_t tiles_of(const struct cuda_prefill_params &params, uint32_t i) {
-    if (i >= params.batch.header->items || params.batch.items[i].rows <= params.most_decoded_rows)
+    if (i >= params.batch.header->items || params.batch.items[i].rows <= CUDA_MAX_DECODE_ROWS)
         return 0;
     return (params.batch.items[i].rows * params.group + COLUMNS - 1) / COLUMNS * params.kv_heads;
 }

@@ -22,9 +22,8 @@ struct cuda_prefill_params {
     uint64_t dense_offset;
     uint32_t frequencies;
     uint32_t kv_heads, group;
-    uint32_t bf16;              /* type of q and out; else FP16 */
-    float log2_scale;           /* softmax_scale * log2(e) */
-    uint32_t most_decoded_rows; /* items with so many rows or fewer are not for this kernel */
+    uint32_t bf16;    /* type of q and out; else FP16 */
+    float log2_scale; /* softmax_scale * log2(e) */
 };
 
 #endif
