@@ -4,15 +4,19 @@ pkg_check_modules(NANOMSG REQUIRED IMPORTED_TARGET nanomsg)
 set(here ${CMAKE_CURRENT_LIST_DIR})
 
 add_library(oscar_e2e STATIC
-  ${here}/e2e_daemon.c ${here}/e2e_hold.c ${here}/e2e_model.c
-  ${PROJECT_SOURCE_DIR}/tests/support/daemon.c ${PROJECT_SOURCE_DIR}/tests/support/worker_process.c)
+  ${here}/e2e_daemon.c ${here}/e2e_graph.c ${here}/e2e_hold.c ${here}/e2e_model.c
+  ${PROJECT_SOURCE_DIR}/tests/support/daemon.c ${PROJECT_SOURCE_DIR}/tests/support/device_memory.c
+  ${PROJECT_SOURCE_DIR}/tests/support/worker_process.c)
 target_link_libraries(oscar_e2e PUBLIC
   oscar_options oscar_client oscar_kernels oscar_proto PkgConfig::CMOCKA PkgConfig::NANOMSG m)
 target_compile_definitions(oscar_e2e PRIVATE OSCAR_BUILD_DIR="${PROJECT_BINARY_DIR}")
+if(OSCAR_WITH_CUDA)
+  target_compile_definitions(oscar_e2e PRIVATE OSCAR_CUDA)
+endif()
 add_dependencies(oscar_e2e oscard)
 
 foreach(subject
-    bad_input death events fence flush full identity large_pool partial restart share soak stopped)
+    bad_input batch death events fence flush full identity large_pool partial restart share soak stopped)
   oscar_test(e2e_${subject} LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
 endforeach()
 

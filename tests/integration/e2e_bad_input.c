@@ -61,12 +61,18 @@ static int end_scene(void **state) {
 
 /* --- K and V --- */
 
-static int store_values(struct oscar_seq *seq, const uint16_t value, unsigned side) {
-    static uint16_t rows[2][64 * 2 * 64];
+#define ROWS_ELEMENTS ((size_t)64 * 2 * 64) /* 64 tokens, 2 heads of 64 */
+
+static int store_values(struct e2e_worker *worker, struct oscar_seq *seq, const uint16_t value, unsigned side) {
+    static uint16_t rows[2][ROWS_ELEMENTS];
     memset(rows, 0, sizeof(rows));
     rows[side][(size_t)17 * 2 * 64 + 64 + 5] = value;
-    struct oscar_tensor k = {rows[0], 2 * 64, 64}, v = {rows[1], 2 * 64, 64};
-    return oscar_seq_store(seq, NULL, 1, 0, 64, &k, &v);
+    struct device_buffer *buffer = e2e_buffer(worker, rows[0], 2 * ROWS_ELEMENTS);
+    const uint16_t *data = buffer->data;
+    struct oscar_tensor k = {data, 2 * 64, 64}, v = {data + ROWS_ELEMENTS, 2 * 64, 64};
+    int r = oscar_seq_store(seq, NULL, 1, 0, 64, &k, &v);
+    device_buffer_free(buffer);
+    return r;
 }
 
 static void values_out_of_range_are_refused_at_the_store(void **state) {
@@ -77,7 +83,7 @@ static void values_out_of_range_are_refused_at_the_store(void **state) {
         for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
             struct oscar_seq *seq = e2e_open(&scene->worker, &scene->other, TOKENS, 0);
             MUST(oscar_seq_reserve(seq, TOKENS));
-            REFUSED(store_values(seq, bad[i], side), OSCAR_ERR_NOT_FINITE);
+            REFUSED(store_values(&scene->worker, seq, bad[i], side), OSCAR_ERR_NOT_FINITE);
             /* Written again, they are right. */
             e2e_store(&scene->worker, seq, NULL, &scene->other, 0, TOKENS);
             MUST(oscar_seq_advance(seq, NULL, scene->other.ids, TOKENS));
@@ -98,7 +104,7 @@ static void a_page_with_nan_is_never_published(void **state) {
     void *k, *v;
     uint32_t rows;
     MUST(oscar_seq_rows(seq, 1, 1, 130, &k, &v, &rows));
-    ((uint16_t *)v)[3] = 0x7fc0;
+    e2e_write(&scene->worker, (uint16_t *)v + 3, &(uint16_t){0x7fc0}, sizeof(uint16_t));
     int r = oscar_seq_advance(seq, NULL, scene->other.ids, TOKENS);
     for (unsigned i = 0; r == 0 && i < 100000; i++)
         r = oscar_seq_advance(seq, NULL, NULL, 0);

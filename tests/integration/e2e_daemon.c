@@ -26,17 +26,23 @@ static void remove_flat(const char *path) {
     rmdir(path);
 }
 
-static char calibrations[64];
-static const char *flags[] = {"--memory-chunk", "1M", "--budget", NULL, "--calibration-directory", calibrations, NULL};
-#define BUDGET_FLAG 3
+static char calibrations[64], chunk_size[16], budget_size[16];
+static const char *const flags[] = {"--memory-chunk",          chunk_size,   "--budget", budget_size,
+                                    "--calibration-directory", calibrations, NULL};
 
 int e2e_start(void **state, const char *budget) {
+    unsigned scale = strcmp(daemon_backend(), "cuda") == 0 ? 2 : 1, count;
+    char unit;
+    if (sscanf(budget, "%u%c", &count, &unit) != 2)
+        return -1;
+    snprintf(chunk_size, sizeof(chunk_size), "%uM", scale);
+    snprintf(budget_size, sizeof(budget_size), "%u%c", scale * count, unit);
     snprintf(calibrations, sizeof(calibrations), "/tmp/oscar-e2e-XXXXXX");
     if (mkdtemp(calibrations) == NULL)
         return -1;
-    flags[BUDGET_FLAG] = budget;
-    *state = daemon_start(flags);
-    return 0;
+    struct test_daemon *daemon = daemon_start(flags);
+    *state = daemon;
+    return setenv("OSCAR_SOCKET", daemon->socket, 1);
 }
 
 int e2e_stop(void **state) {

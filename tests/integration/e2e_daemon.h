@@ -11,10 +11,11 @@
 #include "proto/wire.h"
 #include "tests/support/daemon.h"
 
-/* For setup and teardown: chunks of 1 MiB, and a budget. Stopping checks that nothing is in use any more when the cache is flushed. */
+/* For setup and teardown: chunks of 1 MiB, and a budget; both are twice that on a GPU, where a chunk has 2 MiB at least. Stopping checks that nothing is in use any more when the cache is flushed. */
 int e2e_start(void **state, const char *budget);
 int e2e_stop(void **state);
 
+/* A process that was spawned finds it in $OSCAR_SOCKET, as a client that is told no path does. */
 const char *e2e_socket(const struct test_daemon *daemon);
 /* Where calibration files lie. */
 const char *e2e_calibrations(void);

@@ -42,7 +42,6 @@ enum step {
 };
 
 struct victim {
-    const char *socket;
     enum step step;
     uint64_t seed;
 };
@@ -62,12 +61,12 @@ static int walk(struct line_pipe *pipe, void *argument) {
     struct text text = {0};
     text_append(&text, 7, 192); /* all victims share a prefix */
     text_append(&text, victim->seed, 448);
-    struct oscar_client_options client = {.size = sizeof(client), .socket = victim->socket, .name = "victim"};
+    struct oscar_client_options client = {.size = sizeof(client), .name = "victim"};
     MUST(oscar_client_open(&client, &worker.client));
     if (victim->step == CONNECTED)
         return stop_here(pipe);
     oscar_client_close(worker.client);
-    e2e_worker_open(&worker, victim->socket, "victim");
+    e2e_worker_open(&worker, NULL, "victim");
     if (victim->step == MODEL_OPEN)
         return stop_here(pipe);
     struct oscar_lease *lease;
@@ -152,10 +151,10 @@ static void a_worker_killed_at_any_step_leaves_nothing_behind(void **state) {
     struct baseline baseline = take_baseline(*state);
     int64_t bytes = e2e_metric(*state, E2E_USED);
     for (unsigned i = 0; i < KILLS; i++) {
-        struct victim victim = {e2e_socket(*state), (enum step)(i % STEPS), 1000 + i};
+        struct victim victim = {(enum step)(i % STEPS), 1000 + i};
         struct worker_process process;
         char line[64];
-        assert_int_equal(worker_fork(&process, "victim", walk, &victim), 0);
+        assert_int_equal(worker_spawn(&process, "victim", walk, &victim, sizeof(victim)), 0);
         if (line_hear(&process.pipe, line, sizeof(line), ANSWER_MS) != 0)
             fail_msg("victim %u has not reached step %u", i, i % STEPS);
         worker_end(&process);
@@ -178,7 +177,7 @@ static int wait_long(struct line_pipe *pipe, void *argument) {
     struct e2e_worker worker;
     struct text text = {0};
     text_append(&text, victim->seed, 320);
-    e2e_worker_open(&worker, victim->socket, "waiting");
+    e2e_worker_open(&worker, NULL, "waiting");
     oscar_client_set_timeout(worker.client, ANSWER_MS);
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     line_tell(pipe, "in flight %u", e2e_info(seq).in_flight_tokens);
@@ -195,10 +194,10 @@ static void a_worker_killed_while_it_waits_leaves_nothing_behind(void **state) {
     MUST(oscar_seq_reserve(seq, text.count));
     struct baseline baseline = take_baseline(*state);
     for (unsigned i = 0; i < 10; i++) {
-        struct victim victim = {e2e_socket(*state), SEQ_OPEN, 4};
+        struct victim victim = {SEQ_OPEN, 4};
         struct worker_process process;
         char line[64];
-        assert_int_equal(worker_fork(&process, "waiting", wait_long, &victim), 0);
+        assert_int_equal(worker_spawn(&process, "waiting", wait_long, &victim, sizeof(victim)), 0);
         assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
         assert_string_equal(line, "in flight 320");
         e2e_wait_metric(*state, "oscar_flight_waiting", 1);
@@ -218,7 +217,7 @@ static int begin_and_stay(struct line_pipe *pipe, void *argument) {
     struct e2e_worker worker;
     struct text text = {0};
     text_append(&text, victim->seed, 320);
-    e2e_worker_open(&worker, victim->socket, "computing");
+    e2e_worker_open(&worker, NULL, "computing");
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     e2e_extend(&worker, seq, &text, 100);
     return stop_here(pipe);
@@ -227,11 +226,11 @@ static int begin_and_stay(struct line_pipe *pipe, void *argument) {
 static void who_waits_for_a_worker_that_is_killed_is_told_at_once(void **state) {
     struct e2e_worker waiting;
     struct text text = {0};
-    struct victim victim = {e2e_socket(*state), STORED, 6};
+    struct victim victim = {STORED, 6};
     struct worker_process process;
     char line[64];
     text_append(&text, 6, 320);
-    assert_int_equal(worker_fork(&process, "computing", begin_and_stay, &victim), 0);
+    assert_int_equal(worker_spawn(&process, "computing", begin_and_stay, &victim, sizeof(victim)), 0);
     assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
     e2e_worker_open(&waiting, e2e_socket(*state), "waiting");
     oscar_client_set_timeout(waiting.client, ANSWER_MS);
@@ -257,7 +256,7 @@ static int keep_busy(struct line_pipe *pipe, void *argument) {
         struct text text = {0};
         text_append(&text, 7, 192);
         text_append(&text, e2e_random(&random) % 8, 320);
-        e2e_worker_open(&worker, victim->socket, "busy");
+        e2e_worker_open(&worker, NULL, "busy");
         struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
         e2e_extend(&worker, seq, &text, text.count);
         e2e_check_some(&worker, seq, &text, text.count, &random, 4);
@@ -272,11 +271,11 @@ static void workers_killed_at_random_instants_leave_nothing_behind(void **state)
     struct baseline baseline = take_baseline(*state);
     uint64_t random = 5;
     for (unsigned i = 0; i < 20; i++) {
-        struct victim victim = {e2e_socket(*state), CONNECTED, i};
+        struct victim victim = {CONNECTED, i};
         struct worker_process process[2];
         char line[64];
         for (unsigned p = 0; p < 2; p++)
-            assert_int_equal(worker_fork(&process[p], "busy", keep_busy, &victim), 0);
+            assert_int_equal(worker_spawn(&process[p], "busy", keep_busy, &victim, sizeof(victim)), 0);
         /* As many rounds as chance has it, and then wherever it happens to be. */
         for (uint64_t rounds = e2e_random(&random) % 4 + 1; rounds > 0; rounds--)
             assert_int_equal(line_hear(&process[rounds % 2].pipe, line, sizeof(line), ANSWER_MS), 0);
@@ -310,13 +309,13 @@ static int write_late(struct line_pipe *pipe, void *argument) {
     struct text text = {0};
     char line[64];
     text_append(&text, victim->seed, 640);
-    e2e_worker_open(&worker, victim->socket, "late");
+    e2e_worker_open(&worker, NULL, "late");
     e2e_hold_open(&hold, worker.client);
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     MUST(oscar_seq_reserve(seq, text.count));
     e2e_hold_up(&hold);
     e2e_store(&worker, seq, hold.stream, &text, 0, text.count);
-    shutdown(find_connection(victim->socket), SHUT_RDWR);
+    shutdown(find_connection(getenv("OSCAR_SOCKET")), SHUT_RDWR);
     line_tell(pipe, "closed");
     if (line_hear(pipe, line, sizeof(line), ANSWER_MS) < 0)
         return 1;
@@ -328,10 +327,10 @@ static int write_late(struct line_pipe *pipe, void *argument) {
 }
 
 static void pages_of_a_closed_socket_are_quarantined_until_the_process_exits(void **state) {
-    struct victim victim = {e2e_socket(*state), STORED, 3};
+    struct victim victim = {STORED, 3};
     struct worker_process process;
     char line[64];
-    assert_int_equal(worker_fork(&process, "late", write_late, &victim), 0);
+    assert_int_equal(worker_spawn(&process, "late", write_late, &victim, sizeof(victim)), 0);
     assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
     e2e_wait_metric(*state, "oscard_clients", 0);
     assert_true(e2e_metric(*state, E2E_QUARANTINED) >= 640 / OSCAR_PAGE_TOKENS * DENSE_PAGE);

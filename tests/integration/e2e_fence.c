@@ -68,27 +68,28 @@ static void a_page_is_not_visible_before_its_fence(void **state) {
 /* One aimed query a position, enqueued on a stream: what they read is looked at when the stream has passed. */
 struct flight {
     uint32_t tokens;
-    uint16_t *q, *out;
+    struct device_buffer *q, *out;
 };
 
 static struct flight take_off(struct e2e_worker *worker, struct oscar_seq *seq, struct oscar_stream *stream,
                               const struct text *text, uint32_t tokens) {
     const struct oscar_geometry *geometry = &worker->geometry;
     size_t head = geometry->head_dim, row = head * geometry->query_heads;
-    struct flight flight = {tokens, malloc(tokens * row * 2), calloc(tokens * row, 2)};
-    assert_non_null(flight.q);
-    assert_non_null(flight.out);
+    uint16_t *q = malloc(tokens * row * sizeof(*q));
+    assert_non_null(q);
     for (uint32_t i = 0; i < tokens; i++) {
         for (uint32_t h = 0; h < geometry->query_heads; h++)
-            e2e_aim(worker, text, 1, h, i, flight.q + i * row + h * head);
+            e2e_aim(worker, text, 1, h, i, q + i * row + h * head);
     }
+    struct flight flight = {tokens, e2e_buffer(worker, q, tokens * row), e2e_buffer_poisoned(worker, tokens * row)};
+    free(q);
     struct oscar_attend_query query = {.seq = seq,
                                        .tokens = tokens,
                                        .rows = tokens,
-                                       .q = flight.q,
+                                       .q = flight.q->data,
                                        .q_row_stride = (int64_t)row,
                                        .q_head_stride = (int64_t)head,
-                                       .out = flight.out,
+                                       .out = flight.out->data,
                                        .out_row_stride = (int64_t)row,
                                        .out_head_stride = (int64_t)head};
     MUST(oscar_attend(worker->model, stream, 1, 0, &query, 1));
@@ -98,12 +99,16 @@ static struct flight take_off(struct e2e_worker *worker, struct oscar_seq *seq, 
 static void land(struct e2e_worker *worker, const struct text *text, struct flight *flight) {
     const struct oscar_geometry *geometry = &worker->geometry;
     size_t head = geometry->head_dim, row = head * geometry->query_heads;
+    uint16_t *out = malloc(flight->tokens * row * sizeof(*out));
+    assert_non_null(out);
+    e2e_buffer_read(flight->out, out);
     for (uint32_t i = 0; i < flight->tokens; i++) {
         for (uint32_t h = 0; h < geometry->query_heads; h++)
-            e2e_is_int2(worker, text, 1, h, i, flight->out + i * row + h * head);
+            e2e_is_int2(worker, text, 1, h, i, out + i * row + h * head);
     }
-    free(flight->q);
-    free(flight->out);
+    free(out);
+    device_buffer_free(flight->q);
+    device_buffer_free(flight->out);
 }
 
 /* Fills the whole cache with other texts, several times over. */

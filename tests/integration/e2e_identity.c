@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 
 #define ANSWER_MS 30000
 #define OTHER_USER 65534U
+#define TOKENS 320U
 
 static const uint8_t other_digest[32] = "something else";
 
@@ -123,24 +125,22 @@ static void a_missing_field_is_refused_in_words(void **state) {
     e2e_worker_close(&worker);
 }
 
-struct stranger {
-    const struct test_daemon *daemon;
-    const struct text *text;
-};
-
 /* Another user with the very same model and text. */
 static int come_as_another_user(struct line_pipe *pipe, void *argument) {
-    const struct stranger *stranger = argument;
+    const uint64_t *seed = argument;
     e2e_child();
     if (setgid(OTHER_USER) < 0 || setuid(OTHER_USER) < 0)
         return 1;
     struct e2e_worker worker;
-    e2e_worker_open(&worker, stranger->daemon->socket, "stranger");
-    line_tell(pipe, "hit %u", e2e_probe(&worker, stranger->text, stranger->text->count));
-    struct oscar_seq *seq = e2e_open(&worker, stranger->text, stranger->text->count, 0);
-    e2e_extend(&worker, seq, stranger->text, stranger->text->count);
-    line_tell(pipe, "hit %u", e2e_probe(&worker, stranger->text, stranger->text->count));
+    struct text text = {0};
+    text_append(&text, *seed, TOKENS);
+    e2e_worker_open(&worker, NULL, "stranger");
+    line_tell(pipe, "hit %u", e2e_probe(&worker, &text, TOKENS));
+    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
+    e2e_extend(&worker, seq, &text, TOKENS);
+    line_tell(pipe, "hit %u", e2e_probe(&worker, &text, TOKENS));
     e2e_worker_close(&worker);
+    text_free(&text);
     return 0;
 }
 
@@ -151,16 +151,16 @@ static void another_user_is_another_tenant_whatever_they_say(void **state) {
     assert_int_equal(chmod(daemon->base, 0755), 0);
     struct e2e_worker worker;
     struct text text = {0};
-    text_append(&text, 1, 320);
+    const uint64_t seed = 1;
+    text_append(&text, seed, TOKENS);
     e2e_worker_open(&worker, daemon->socket, "owner");
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     e2e_extend(&worker, seq, &text, text.count);
     assert_int_equal(e2e_probe(&worker, &text, text.count), 320);
-    struct stranger stranger = {daemon, &text};
     struct worker_process process;
     char line[64];
     int status;
-    assert_int_equal(worker_fork(&process, "stranger", come_as_another_user, &stranger), 0);
+    assert_int_equal(worker_spawn(&process, "stranger", come_as_another_user, &seed, sizeof(seed)), 0);
     assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
     assert_string_equal(line, "hit 0");
     assert_int_equal(line_hear(&process.pipe, line, sizeof(line), ANSWER_MS), 0);
@@ -174,8 +174,9 @@ static void another_user_is_another_tenant_whatever_they_say(void **state) {
 
 static int start_for_all(void **state) {
     static const char *const flags[] = {"--daemon-socket-mode", "0666", NULL};
-    *state = daemon_start(flags);
-    return 0;
+    struct test_daemon *daemon = daemon_start(flags);
+    *state = daemon;
+    return setenv("OSCAR_SOCKET", daemon->socket, 1);
 }
 
 static int stop_for_all(void **state) {

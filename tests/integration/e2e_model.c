@@ -123,6 +123,9 @@ void e2e_worker_open_geometry(struct e2e_worker *worker, const char *socket, con
     MUST(oscar_client_open(&client, &worker->client));
     MUST(oscar_model_open(worker->client, &model, &worker->model));
     MUST(oscar_calibration_default(geometry, &worker->calibration, NULL));
+    struct oscar_client_info info = {.size = sizeof(info)};
+    MUST(oscar_client_info(worker->client, &info));
+    MUST(device_memory_open(info.backend, info.device, &worker->memory));
 }
 
 void e2e_worker_open(struct e2e_worker *worker, const char *socket, const char *name) {
@@ -133,7 +136,40 @@ void e2e_worker_open(struct e2e_worker *worker, const char *socket, const char *
 void e2e_worker_close(struct e2e_worker *worker) {
     oscar_client_close(worker->client);
     oscar_calibration_free(worker->calibration);
+    device_memory_close(worker->memory);
     memset(worker, 0, sizeof(*worker));
+}
+
+static struct device_buffer *new_buffer(struct e2e_worker *worker, size_t count) {
+    struct device_buffer *buffer = device_buffer_new(worker->memory, count * sizeof(uint16_t));
+    if (buffer == NULL)
+        e2e_fail("no device memory for %zu elements", count);
+    return buffer;
+}
+
+struct device_buffer *e2e_buffer(struct e2e_worker *worker, const uint16_t *elements, size_t count) {
+    struct device_buffer *buffer = new_buffer(worker, count);
+    MUST(device_buffer_write(buffer, elements));
+    return buffer;
+}
+
+struct device_buffer *e2e_buffer_poisoned(struct e2e_worker *worker, size_t count) {
+    struct device_buffer *buffer = new_buffer(worker, count);
+    void *poison = malloc(buffer->bytes + 1);
+    if (poison == NULL)
+        e2e_fail("no memory for %zu elements", count);
+    memset(poison, 0xff, buffer->bytes); /* BF16 0xffff is a NaN */
+    MUST(device_buffer_write(buffer, poison));
+    free(poison);
+    return buffer;
+}
+
+void e2e_buffer_read(const struct device_buffer *buffer, uint16_t *ret_elements) {
+    MUST(device_buffer_read(buffer, ret_elements));
+}
+
+void e2e_write(struct e2e_worker *worker, void *to, const void *from, size_t bytes) {
+    MUST(device_memory_copy(worker->memory, to, from, bytes));
 }
 
 struct oscar_seq *e2e_open(struct e2e_worker *worker, const struct text *text, uint32_t count, uint32_t flags) {
@@ -192,13 +228,16 @@ void e2e_store_layer(struct e2e_worker *worker, struct oscar_seq *seq, struct os
                         rows + side * token * count + i * token + (size_t)head * geometry->head_dim);
         }
     }
-    struct oscar_tensor k = {rows, (int64_t)token, geometry->head_dim};
-    struct oscar_tensor v = {rows + token * count, (int64_t)token, geometry->head_dim};
+    struct device_buffer *buffer = e2e_buffer(worker, rows, 2 * token * count);
+    free(rows);
+    const uint16_t *data = buffer->data;
+    struct oscar_tensor k = {data, (int64_t)token, geometry->head_dim};
+    struct oscar_tensor v = {data + token * count, (int64_t)token, geometry->head_dim};
     MUST(oscar_seq_store(seq, stream, layer, first, count, &k, &v));
     if (stream != NULL)
-        MUST(oscar_stream_call(stream, free, rows));
+        MUST(oscar_stream_call(stream, device_buffer_free, buffer));
     else
-        free(rows);
+        device_buffer_free(buffer);
 }
 
 void e2e_store(struct e2e_worker *worker, struct oscar_seq *seq, struct oscar_stream *stream, const struct text *text,
@@ -351,18 +390,23 @@ static void check_batch(struct e2e_worker *worker, struct oscar_seq *seq, const 
             for (uint32_t h = 0; h < geometry->query_heads; h++)
                 e2e_aim(worker, text, layer, h, positions[i], q + i * row + h * head);
         }
+        struct device_buffer *queries = e2e_buffer(worker, q, count * row);
+        struct device_buffer *outputs = e2e_buffer_poisoned(worker, count * row);
         struct oscar_attend_query query = {.seq = seq,
                                            .tokens = tokens,
                                            .rows = count,
-                                           .q = q,
+                                           .q = queries->data,
                                            .q_row_stride = (int64_t)row,
                                            .q_head_stride = (int64_t)head,
-                                           .out = out,
+                                           .out = outputs->data,
                                            .out_row_stride = (int64_t)row,
                                            .out_head_stride = (int64_t)head};
         MUST(oscar_attend(worker->model, worker->stream, layer, 0, &query, 1));
         if (worker->stream != NULL)
             MUST(oscar_stream_wait(worker->stream, SETTLE_MS));
+        e2e_buffer_read(outputs, out);
+        device_buffer_free(outputs);
+        device_buffer_free(queries);
         for (uint32_t i = 0; i < count; i++) {
             for (uint32_t h = 0; h < geometry->query_heads; h++) {
                 if (e2e_is_int2(worker, text, layer, h, positions[i], out + i * row + h * head))

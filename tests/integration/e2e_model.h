@@ -18,6 +18,7 @@
 #include "oscar/oscar.h"
 
 #include "proto/calibration.h"
+#include "tests/support/device_memory.h"
 
 /* --- texts --- */
 
@@ -57,6 +58,7 @@ struct e2e_worker {
     struct oscar_geometry geometry;
     struct oscar_calibration *calibration; /* the default */
     struct oscar_stream *stream;           /* of extend and of the checks; NULL: inside the calls */
+    struct device_memory *memory;          /* for its tensors */
 };
 
 /* Two layers, 4 query and 2 KV heads of 64: 64 KiB a dense page, 10 KiB a packed one. */
@@ -67,12 +69,19 @@ void e2e_worker_open_geometry(struct e2e_worker *worker, const char *socket, con
                               const struct oscar_geometry *geometry);
 void e2e_worker_close(struct e2e_worker *worker);
 
+/* Device memory for `count` BF16 elements: a copy of these, or NaN. */
+struct device_buffer *e2e_buffer(struct e2e_worker *worker, const uint16_t *elements, size_t count);
+struct device_buffer *e2e_buffer_poisoned(struct e2e_worker *worker, size_t count);
+void e2e_buffer_read(const struct device_buffer *buffer, uint16_t *ret_elements);
+/* Fills `bytes` bytes at an address of the device, say of oscar_seq_rows(). */
+void e2e_write(struct e2e_worker *worker, void *to, const void *from, size_t bytes);
+
 struct oscar_seq *e2e_open(struct e2e_worker *worker, const struct text *text, uint32_t count, uint32_t flags);
 struct oscar_seq_info e2e_info(const struct oscar_seq *seq);
 uint32_t e2e_probe(struct e2e_worker *worker, const struct text *text, uint32_t count);
 
-/* Writes K and V of positions first .. first + count - 1 of one layer, or of all. `stream` may be NULL; on an asynchronous stream
- * the tensors are freed by a call at its end. */
+/* Writes K and V of positions first .. first + count - 1 of one layer, or of all. `stream` may be NULL; else the tensors are freed by
+ * a call at its end. */
 void e2e_store_layer(struct e2e_worker *worker, struct oscar_seq *seq, struct oscar_stream *stream,
                      const struct text *text, uint32_t layer, uint32_t first, uint32_t count);
 void e2e_store(struct e2e_worker *worker, struct oscar_seq *seq, struct oscar_stream *stream, const struct text *text,

@@ -15,6 +15,9 @@ static const uint32_t lengths[] = {0, 1, 63, 64, 65, 127, 128, 129, 320, 321, 38
 
 /* Fills every uncommitted row of the reserved pages with NaN, as a kernel of the worker's own might leave it. */
 static void poison(struct e2e_worker *worker, struct oscar_seq *seq, uint32_t from, uint32_t to) {
+    uint16_t nan[OSCAR_PAGE_TOKENS * 64];
+    memset(nan, 0xff, sizeof(nan)); /* BF16 0xffff is a NaN */
+    REQUIRE(worker->geometry.head_dim == 64);
     for (uint32_t layer = 0; layer < worker->geometry.layers; layer++) {
         for (uint32_t head = 0; head < worker->geometry.kv_heads; head++) {
             for (uint32_t position = from; position < to;) {
@@ -22,8 +25,8 @@ static void poison(struct e2e_worker *worker, struct oscar_seq *seq, uint32_t fr
                 uint32_t rows;
                 MUST(oscar_seq_rows(seq, layer, head, position, &k, &v, &rows));
                 REQUIRE(rows >= 1 && rows <= OSCAR_PAGE_TOKENS - position % OSCAR_PAGE_TOKENS);
-                memset(k, 0xff, (size_t)rows * worker->geometry.head_dim * 2); /* BF16 0xffff is a NaN */
-                memset(v, 0xff, (size_t)rows * worker->geometry.head_dim * 2);
+                e2e_write(worker, k, nan, (size_t)rows * 64 * sizeof(nan[0]));
+                e2e_write(worker, v, nan, (size_t)rows * 64 * sizeof(nan[0]));
                 position += rows;
             }
         }

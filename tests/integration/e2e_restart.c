@@ -34,10 +34,11 @@ static unsigned entries_of(const char *path) {
 }
 
 static int write_for_ever(struct line_pipe *pipe, void *argument) {
+    (void)argument;
     e2e_child();
     fclose(stderr); /* it will lose its daemon, which is no news */
     struct e2e_worker worker;
-    e2e_worker_open(&worker, argument, "writer");
+    e2e_worker_open(&worker, NULL, "writer");
     for (uint64_t seed = 1;; seed++) {
         struct text text = {0};
         text_append(&text, seed, TOKENS);
@@ -68,7 +69,7 @@ static void after_a_kill_of_everything_it_starts_with_nothing_to_clean_by_hand(v
     for (unsigned round = 0; round < 3; round++) {
         struct worker_process writer;
         char line[64];
-        assert_int_equal(worker_fork(&writer, "writer", write_for_ever, daemon->socket), 0);
+        assert_int_equal(worker_spawn(&writer, "writer", write_for_ever, NULL, 0), 0);
         assert_int_equal(line_hear(&writer.pipe, line, sizeof(line), ANSWER_MS), 0);
         daemon_kill(daemon);
         worker_end(&writer);

@@ -18,19 +18,14 @@
 /* Pages of the prefix that have left the window of a sequence that ends with it, less the sink. */
 #define PREFIX_PACKED ((PREFIX - OSCAR_RECENT_TOKENS - OSCAR_SINK_TOKENS) / OSCAR_PAGE_TOKENS)
 
-struct job {
-    const char *socket;
-    uint32_t stop_at; /* tokens that the writer has when it stops and waits */
-};
-
 /* Stores a text and stays, with its sequence open, until it is killed. */
 static int write_and_stay(struct line_pipe *pipe, void *argument) {
-    const struct job *job = argument;
+    const uint32_t *tokens = argument;
     e2e_child();
     struct e2e_worker worker;
     struct text text = {0};
-    text_append(&text, 1, job->stop_at);
-    e2e_worker_open(&worker, job->socket, "writer");
+    text_append(&text, 1, *tokens);
+    e2e_worker_open(&worker, NULL, "writer");
     struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
     e2e_extend(&worker, seq, &text, text.count);
     line_tell(pipe, "stored");
@@ -39,23 +34,23 @@ static int write_and_stay(struct line_pipe *pipe, void *argument) {
     return 0;
 }
 
-static void start_writer(struct worker_process *writer, struct job *job) {
+/* `tokens`: how many it has when it stops and waits. */
+static void start_writer(struct worker_process *writer, uint32_t tokens) {
     char line[64];
-    assert_int_equal(worker_fork(writer, "writer", write_and_stay, job), 0);
+    assert_int_equal(worker_spawn(writer, "writer", write_and_stay, &tokens, sizeof(tokens)), 0);
     assert_int_equal(line_hear(&writer->pipe, line, sizeof(line), ANSWER_MS), 0);
     assert_string_equal(line, "stored");
 }
 
 static void another_process_reads_in_place_what_the_first_stored(void **state) {
-    struct job job = {e2e_socket(*state), PREFIX};
     struct worker_process writer;
-    start_writer(&writer, &job);
+    start_writer(&writer, PREFIX);
     e2e_wait_metric(*state, E2E_PACKED, PREFIX_PACKED);
 
     struct e2e_worker worker;
     struct text text = {0};
     text_append(&text, 1, PREFIX);
-    e2e_worker_open(&worker, job.socket, "reader");
+    e2e_worker_open(&worker, e2e_socket(*state), "reader");
     struct oscar_seq *seq = e2e_open(&worker, &text, PREFIX, 0);
     assert_int_equal(e2e_info(seq).hit_tokens, PREFIX);
     struct e2e_seen seen = e2e_check_all(&worker, seq, &text, PREFIX);
@@ -69,14 +64,13 @@ static void another_process_reads_in_place_what_the_first_stored(void **state) {
 }
 
 static void a_reader_goes_on_when_the_writer_is_killed_in_the_middle_of_a_page(void **state) {
-    struct job job = {e2e_socket(*state), PREFIX + 70};
     struct worker_process writer;
-    start_writer(&writer, &job);
+    start_writer(&writer, PREFIX + 70);
     struct e2e_worker worker;
     struct text text = {0};
     text_append(&text, 1, PREFIX);
     text_append(&text, 2, 200);
-    e2e_worker_open(&worker, job.socket, "reader");
+    e2e_worker_open(&worker, e2e_socket(*state), "reader");
     struct oscar_seq *seq = e2e_open(&worker, &text, PREFIX, 0);
     e2e_extend(&worker, seq, &text, PREFIX + 30);
     worker_end(&writer);
@@ -202,15 +196,17 @@ static void each_sequence_of_a_ragged_batch_reads_its_own(void **state) {
     struct oscar_attend_query query[SEQUENCES];
     uint16_t q[SEQUENCES][4 * 64], out[SEQUENCES][4 * 64];
     e2e_worker_open(&worker, e2e_socket(*state), "batch");
+    struct device_buffer *queries = e2e_buffer(&worker, q[0], sizeof(q) / sizeof(q[0][0]));
+    struct device_buffer *outputs = e2e_buffer_poisoned(&worker, sizeof(out) / sizeof(out[0][0]));
     for (unsigned i = 0; i < SEQUENCES; i++) {
         text_append(&text[i], 60, lengths[i] < 300 ? lengths[i] : 300); /* some of it in common */
         text_append(&text[i], 70 + i, lengths[i] - text[i].count);
         query[i] = (struct oscar_attend_query){.seq = e2e_open(&worker, &text[i], lengths[i], 0),
                                                .rows = 1,
-                                               .q = q[i],
+                                               .q = (const uint16_t *)queries->data + (size_t)i * 4 * 64,
                                                .q_row_stride = 256,
                                                .q_head_stride = 64,
-                                               .out = out[i],
+                                               .out = (uint16_t *)outputs->data + (size_t)i * 4 * 64,
                                                .out_row_stride = 256,
                                                .out_head_stride = 64};
         e2e_extend(&worker, query[i].seq, &text[i], lengths[i]);
@@ -220,12 +216,16 @@ static void each_sequence_of_a_ragged_batch_reads_its_own(void **state) {
             for (uint32_t h = 0; h < 4; h++)
                 e2e_aim(&worker, &text[i], 1, h, step % lengths[i], &q[i][h * 64]);
         }
+        MUST(device_buffer_write(queries, q));
         MUST(oscar_attend(worker.model, NULL, 1, 0, query, SEQUENCES));
+        e2e_buffer_read(outputs, out[0]);
         for (unsigned i = 0; i < SEQUENCES; i++) {
             for (uint32_t h = 0; h < 4; h++)
                 e2e_is_int2(&worker, &text[i], 1, h, step % lengths[i], &out[i][h * 64]);
         }
     }
+    device_buffer_free(queries);
+    device_buffer_free(outputs);
     e2e_worker_close(&worker);
     for (unsigned i = 0; i < SEQUENCES; i++)
         text_free(&text[i]);

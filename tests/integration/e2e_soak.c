@@ -41,7 +41,6 @@ struct agent {
 };
 
 struct start {
-    const char *socket;
     uint64_t seed;
     bool asynchronous; /* the agent's device is a stream of its own */
 };
@@ -150,7 +149,7 @@ static int play_agent(struct line_pipe *pipe, void *argument) {
     const struct start *start = argument;
     e2e_child();
     struct agent agent = {.random = start->seed};
-    e2e_worker_open(&agent.worker, start->socket, "agent");
+    e2e_worker_open(&agent.worker, NULL, "agent");
     if (start->asynchronous) {
         struct oscar_stream_params params = {.size = sizeof(params), .asynchronous = 1};
         MUST(oscar_stream_open(agent.worker.client, &params, &agent.worker.stream));
@@ -183,8 +182,8 @@ static void agents_that_share_fork_evict_and_die_read_only_their_own_tokens(void
     uint64_t seed = take_seed();
     print_message("seed %llu (OSCAR_TEST_SEED)\n", (unsigned long long)seed);
     for (unsigned i = 0; i < WORKERS; i++) {
-        start[i] = (struct start){e2e_socket(*state), seed * WORKERS + i, i > 0};
-        assert_int_equal(worker_fork(&process[i], "agent", play_agent, &start[i]), 0);
+        start[i] = (struct start){seed * WORKERS + i, i > 0};
+        assert_int_equal(worker_spawn(&process[i], "agent", play_agent, &start[i], sizeof(start[i])), 0);
     }
     /* The last one is killed somewhere on its way, again and again. */
     for (unsigned death = 0; death < 4; death++) {
@@ -194,7 +193,8 @@ static void agents_that_share_fork_evict_and_die_read_only_their_own_tokens(void
         worker_end(&process[WORKERS - 1]);
         e2e_flush(*state);
         start[WORKERS - 1].seed += 1000003;
-        assert_int_equal(worker_fork(&process[WORKERS - 1], "agent", play_agent, &start[WORKERS - 1]), 0);
+        assert_int_equal(
+            worker_spawn(&process[WORKERS - 1], "agent", play_agent, &start[WORKERS - 1], sizeof(start[0])), 0);
     }
     uint32_t int2 = 0, bf16 = 0, refused = 0, hits = 0;
     for (unsigned i = 0; i < WORKERS; i++) {

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -30,10 +31,7 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-struct stander {
-    const char *socket;
-    unsigned how_far; /* 0: connected, 1: the same, 2: hello, 3: model open, 4: a sequence that others wait for */
-};
+/* How far a stander comes. 0: connected, 1: the same, 2: hello, 3: model open, 4: a sequence that others wait for. */
 
 static int connect_raw(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -45,20 +43,20 @@ static int connect_raw(const char *path) {
 }
 
 static int come_so_far(struct line_pipe *pipe, void *argument) {
-    const struct stander *stander = argument;
+    unsigned how_far = *(const unsigned *)argument;
     e2e_child();
     struct e2e_worker worker;
     struct text text = {0};
     char line[64];
     text_append(&text, 42, 256);
-    if (stander->how_far <= 1) {
-        connect_raw(stander->socket);
-    } else if (stander->how_far == 2) {
-        struct oscar_client_options client = {.size = sizeof(client), .socket = stander->socket};
+    if (how_far <= 1) {
+        connect_raw(getenv("OSCAR_SOCKET"));
+    } else if (how_far == 2) {
+        struct oscar_client_options client = {.size = sizeof(client)};
         MUST(oscar_client_open(&client, &worker.client));
     } else {
-        e2e_worker_open(&worker, stander->socket, "stander");
-        if (stander->how_far == 4) {
+        e2e_worker_open(&worker, NULL, "stander");
+        if (how_far == 4) {
             struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
             MUST(oscar_seq_reserve(seq, 64));
         }
@@ -69,12 +67,11 @@ static int come_so_far(struct line_pipe *pipe, void *argument) {
 }
 
 static void a_stopped_peer_holds_nobody_up(void **state) {
-    struct stander stander[STOPPED];
     struct worker_process process[STOPPED];
     char line[64];
     for (unsigned i = 0; i < STOPPED; i++) {
-        stander[i] = (struct stander){e2e_socket(*state), i % 5};
-        assert_int_equal(worker_fork(&process[i], "stander", come_so_far, &stander[i]), 0);
+        unsigned how_far = i % 5;
+        assert_int_equal(worker_spawn(&process[i], "stander", come_so_far, &how_far, sizeof(how_far)), 0);
         assert_int_equal(line_hear(&process[i].pipe, line, sizeof(line), ANSWER_MS), 0);
         assert_int_equal(worker_signal(&process[i], SIGSTOP), 0);
     }

@@ -51,9 +51,15 @@ static void open_notify(struct test_daemon *daemon) {
         DIE("notify socket: %m");
 }
 
+const char *daemon_backend(void) {
+    const char *backend = getenv("OSCAR_TEST_BACKEND");
+    return backend != NULL && backend[0] != '\0' ? backend : "host";
+}
+
 __attribute__((noreturn)) static void exec_daemon(const struct test_daemon *daemon) {
-    const char *args[MAX_ARGS] = {PROGRAM, "--daemon-runtime-dir", daemon->directory, "--budget", "256M"};
-    size_t count = 5;
+    const char *args[MAX_ARGS] = {PROGRAM,     "--daemon-runtime-dir", daemon->directory, "--budget", "256M",
+                                  "--backend", daemon_backend()};
+    size_t count = 7;
     for (const char *const *extra = daemon->extra_args; extra != NULL && *extra != NULL && count < MAX_ARGS - 1;
          extra++)
         args[count++] = *extra;

@@ -23,8 +23,11 @@ struct test_daemon {
     void (*before_exec)(const struct test_daemon *daemon); /* called in the child, after fork; NULL */
 };
 
+/* The backend that daemons of tests run on: $OSCAR_TEST_BACKEND, else "host". */
+const char *daemon_backend(void);
+
 /* Starts the daemon and returns when it has said that it is ready. `extra_args` (flags, NULL at the end; or NULL)
- * outlive it. The budget is 256 MiB unless they say otherwise. */
+ * outlive it. The budget is 256 MiB and the backend daemon_backend() unless they say otherwise. */
 struct test_daemon *daemon_start(const char *const *extra_args);
 struct test_daemon *daemon_start_prepared(const char *const *extra_args,
                                           void (*before_exec)(const struct test_daemon *daemon));

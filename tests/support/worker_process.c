@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -136,6 +137,56 @@ int worker_fork(struct worker_process *worker, const char *name, int (*body)(str
     if (r <= 0)
         return r;
     int status = body(&worker->pipe, argument);
+    fflush(NULL);
+    _exit(status);
+}
+
+/* --- a function in a program that begins anew --- */
+
+#define ORDER "OSCAR_TEST_SPAWN" /* in its environment: "body,pipe in,pipe out,argument" */
+#define MAX_ARGUMENT 512U
+
+typedef int spawned_body(struct line_pipe *pipe, void *argument);
+
+/* The program lies elsewhere in memory each time: functions are told by their distance from one of them. */
+static intptr_t distance_of(spawned_body *body) { return (intptr_t)body - (intptr_t)worker_spawn; }
+
+int worker_spawn(struct worker_process *worker, const char *name, spawned_body *body, const void *argument,
+                 size_t bytes) {
+    if (bytes > MAX_ARGUMENT)
+        return -EMSGSIZE;
+    int r = fork_with_pipes(worker, name);
+    if (r <= 0)
+        return r;
+    char order[64 + 2 * MAX_ARGUMENT];
+    int length =
+        snprintf(order, sizeof(order), "%" PRIdPTR ",%d,%d,", distance_of(body), worker->pipe.in, worker->pipe.out);
+    for (size_t i = 0; i < bytes; i++)
+        length += snprintf(order + length, sizeof(order) - (size_t)length, "%02x", ((const uint8_t *)argument)[i]);
+    char *const argv[] = {(char *)(uintptr_t)name, NULL};
+    if (setenv(ORDER, order, 1) == 0 && fcntl(worker->pipe.in, F_SETFD, 0) == 0 &&
+        fcntl(worker->pipe.out, F_SETFD, 0) == 0)
+        execv("/proc/self/exe", argv);
+    fprintf(stderr, "%s: cannot begin anew: %s\n", name, strerror(errno));
+    _exit(127);
+}
+
+/* Instead of main(). */
+__attribute__((constructor)) static void run_spawned(void) {
+    const char *order = getenv(ORDER);
+    if (order == NULL)
+        return;
+    static struct line_pipe pipe;
+    static _Alignas(16) uint8_t argument[MAX_ARGUMENT];
+    intptr_t distance;
+    int at = 0;
+    if (sscanf(order, "%" SCNdPTR ",%d,%d,%n", &distance, &pipe.in, &pipe.out, &at) != 3 || at == 0)
+        _exit(127);
+    for (size_t i = 0; i < MAX_ARGUMENT && sscanf(order + at + 2 * i, "%2hhx", &argument[i]) == 1; i++)
+        ;
+    unsetenv(ORDER);
+    spawned_body *body = (spawned_body *)((intptr_t)worker_spawn + distance); /* NOLINT(performance-no-int-to-ptr) */
+    int status = body(&pipe, argument);
     fflush(NULL);
     _exit(status);
 }

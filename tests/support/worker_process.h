@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Another process that a test or the demo steers by lines of text: a program, or a function of the test itself after fork().
+ * Another process that a test or the demo steers by lines of text: a program, or a function of the test itself.
  * It dies with its parent (PR_SET_PDEATHSIG) and is reaped by worker_end(), however the test went.
  */
 #ifndef OSCAR_TESTS_SUPPORT_WORKER_PROCESS_H
@@ -36,6 +36,10 @@ int worker_start(struct worker_process *worker, const char *name, const char *co
 /* Runs body(pipe, argument) in a child of the calling (single-threaded) process; its result is the exit status. */
 int worker_fork(struct worker_process *worker, const char *name, int (*body)(struct line_pipe *pipe, void *argument),
                 void *argument);
+/* The same in a process that begins anew, with this program: one that uses a GPU cannot do so after fork(). It gets a copy of the
+ * argument, `bytes` bytes without pointers. */
+int worker_spawn(struct worker_process *worker, const char *name, int (*body)(struct line_pipe *pipe, void *argument),
+                 const void *argument, size_t bytes);
 int worker_signal(struct worker_process *worker, int signal);
 /* Waits for the exit and reaps: 0 with the status of waitpid(), -ETIMEDOUT, -ECHILD. */
 int worker_wait(struct worker_process *worker, int timeout_ms, int *ret_status);
