@@ -40,6 +40,11 @@ static const char *device_id(const struct oscar_device *device) {
 
 static const char *device_summary(const struct oscar_device *device) { return device->summary; }
 
+static enum oscar_share device_share(const struct oscar_device *device) {
+    (void)device;
+    return OSCAR_SHARE_VMM;
+}
+
 static int memory_info(struct oscar_device *device, uint64_t *ret_free, uint64_t *ret_total,
                        struct oscar_cause *cause) {
     (void)device;
@@ -86,6 +91,7 @@ static const struct oscar_device_ops host_ops = {
     .device_close = device_close,
     .device_id = device_id,
     .device_summary = device_summary,
+    .device_share = device_share,
     .granularity = host_granularity,
     .memory_info = memory_info,
     .self_test = host_self_test,

@@ -178,6 +178,8 @@ struct oscar_device_ops {
     const char *(*device_id)(const struct oscar_device *device);
     /* One line for logs: what runs here ("host, avx512-vnni, 16 cores"). */
     const char *(*device_summary)(const struct oscar_device *device);
+    /* How chunks made here go to other processes: never AUTO; the host's descriptors are VMM. */
+    enum oscar_share (*device_share)(const struct oscar_device *device);
     size_t (*granularity)(const struct oscar_device *device); /* chunk sizes are multiples of it */
     /* Memory in bytes: free now, and all of it. */
     int (*memory_info)(struct oscar_device *device, uint64_t *ret_free, uint64_t *ret_total, struct oscar_cause *cause);
