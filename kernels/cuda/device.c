@@ -132,6 +132,7 @@ static const struct part {
     {service_open, service_close},
     {cuda_store_open, cuda_store_close},
     {cuda_pack_open, cuda_pack_close},
+    {cuda_prefill_open, cuda_prefill_close},
 };
 
 static void close_parts(struct oscar_device *device) {
