@@ -3,6 +3,7 @@
  * Memory runs out at every place where the library asks for some: the call says so, changes nothing, and works when it is tried
  * again. The linker puts the functions below in the place of malloc and its kin (--wrap).
  */
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,29 @@ void *__wrap_realloc(void *memory, size_t size) { return fails_now() ? NULL : __
             assert_ok(call);                                                                                           \
     } while (0)
 
+/* A step of one token by a batch, and its result merged with one over nothing. */
+static bool step_by_batch(struct client_world *world, struct oscar_seq *seq, unsigned k) {
+    bool any = false;
+    static uint16_t q[QUERY_HEADS * HEAD_DIM], out[2][QUERY_HEADS * HEAD_DIM], kv[ROW_ELEMENTS];
+    float lse[2][QUERY_HEADS] = {{0}, {-INFINITY, -INFINITY, -INFINITY, -INFINITY}};
+    struct oscar_batch_params params = {.size = sizeof(params), .max_seqs = 2, .max_rows = 1, .max_tokens = 4096};
+    const struct oscar_batch_entry entry = {.seq = seq, .rows = 1};
+    const struct oscar_partial partial[2] = {{out[0], QUERY_HEADS * HEAD_DIM, HEAD_DIM, lse[0]},
+                                             {out[1], QUERY_HEADS * HEAD_DIM, HEAD_DIM, lse[1]}};
+    struct oscar_batch *batch;
+    FIRST_FAIL(k, oscar_batch_open(world->model, &params, &batch));
+    FIRST_FAIL(k, oscar_batch_set(batch, NULL, &entry, 1));
+    FIRST_FAIL(k, oscar_batch_store(batch, NULL, 0, kv, kv));
+    FIRST_FAIL(k, oscar_batch_attend(batch, NULL, 0, 0, q, out[0], lse[0]));
+    FIRST_FAIL(k, oscar_merge(world->model, NULL, 1, &partial[0], &partial[1]));
+    failed = false;
+    countdown = k;
+    oscar_batch_close(batch);
+    countdown = 0;
+    assert_false(failed);
+    return any;
+}
+
 /* Everything once; true when some request for memory failed. */
 static bool live(struct client_world *world, unsigned k) {
     bool any = false;
@@ -71,6 +95,7 @@ static bool live(struct client_world *world, unsigned k) {
     FIRST_FAIL(k, store_value(seq, stream, 0, 128, 1200, 1.0F));
     FIRST_FAIL(k, store_value(seq, NULL, 1, 128, 1200, 1.0F));
     FIRST_FAIL(k, attend_once(world->model, seq, 200, out));
+    any = step_by_batch(world, seq, k) || any;
     fake_oscard_queue_update(world->fake, 1, oscar_page_ref_make(OSCAR_FORM_PACKED, 3));
     FIRST_FAIL(k, oscar_seq_advance(seq, stream, some_tokens(), 200));
     assert_int_equal(seq_info(seq).committed_tokens, 328);
