@@ -67,6 +67,14 @@ void report_row(struct report *report, const char *name, double value, const cha
     fflush(stdout);
 }
 
+void report_note(struct report *report, const char *name, const char *text) {
+    if (report->json)
+        printf("{\"name\":\"%s\",\"value\":\"%s\",\"unit\":\"\",\"goal\":null,\"holds\":null}\n", name, text);
+    else
+        printf("%-44s %s\n", name, text);
+    fflush(stdout);
+}
+
 int report_finish(struct report *report) {
     if (!report->json && report->judged > 0)
         printf("%u of %u goals hold\n", report->judged - report->missed, report->judged);

@@ -27,6 +27,9 @@ struct report;
 struct report *report_new(const char *title, bool json);
 /* A value that is not finite holds no goal and is null in JSON. */
 void report_row(struct report *report, const char *name, double value, const char *unit);
+/* What a report is about: a text in the place of the value, without unit and goal. In letters, digits and signs that JSON takes as
+ * they are. */
+void report_note(struct report *report, const char *name, const char *text);
 /* Prints how many goals were missed and frees the report. Returns 0, the program's exit status: a missed goal is a result. */
 int report_finish(struct report *report);
 
