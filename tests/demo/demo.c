@@ -3,7 +3,7 @@
  * The main job end to end: several worker processes share one prefix through oscard, the one that computed it is killed, and the
  * others do not notice. Their model is a replay of real activations, so every output can be compared with the exact one.
  *
- * usage: oscar_demo [--json] [--daemon PATH] [--oscarctl PATH] [--worker PATH] [--capture FILE] [--backend NAME]
+ * usage: oscar_demo [--json] [--daemon PATH] [--oscarctl PATH] [--worker PATH] [--capture FILE] [--backend auto|host|cuda]
  *
  * Exit status 0 only when everything was as it must be. With --json the last line is one JSON object.
  */
@@ -26,7 +26,8 @@
 
 struct options {
     bool json;
-    const char *daemon, *oscarctl, *worker, *capture, *backend;
+    const char *daemon, *oscarctl, *worker, *capture;
+    const char *backend; /* auto, host or cuda: the daemon says what else is wrong with it */
 };
 
 static int parse(int argc, char **argv, struct options *options) {
@@ -59,7 +60,7 @@ static int parse(int argc, char **argv, struct options *options) {
         default:
             fprintf(option == 'h' ? stdout : stderr,
                     "usage: oscar_demo [--json] [--daemon PATH] [--oscarctl PATH] [--worker PATH] "
-                    "[--capture FILE] [--backend NAME]\n");
+                    "[--capture FILE] [--backend auto|host|cuda]\n");
             return option == 'h' ? 1 : -1;
         }
     }

@@ -53,11 +53,21 @@ static const struct {
     const char *key;
     json_type type;
 } keys[] = {
-    {"backend", JSON_STRING},         {"workers", JSON_INTEGER},      {"prefix_tokens", JSON_INTEGER},
-    {"hit_tokens", JSON_INTEGER},     {"bytes_stored", JSON_INTEGER}, {"bytes_bf16_private", JSON_INTEGER},
-    {"dedup_ratio", JSON_REAL},       {"rel_err_mean", JSON_REAL},    {"rel_err_max", JSON_REAL},
-    {"rel_err_dense_max", JSON_REAL}, {"attach_us_p50", JSON_REAL},   {"bits_per_element", JSON_REAL},
-    {"leaked_bytes", JSON_INTEGER},   {"survived_kill", JSON_TRUE},
+    {"backend", JSON_STRING},
+    {"device", JSON_STRING},
+    {"workers", JSON_INTEGER},
+    {"prefix_tokens", JSON_INTEGER},
+    {"hit_tokens", JSON_INTEGER},
+    {"bytes_stored", JSON_INTEGER},
+    {"bytes_bf16_private", JSON_INTEGER},
+    {"dedup_ratio", JSON_REAL},
+    {"rel_err_mean", JSON_REAL},
+    {"rel_err_max", JSON_REAL},
+    {"rel_err_dense_max", JSON_REAL},
+    {"attach_us_p50", JSON_REAL},
+    {"bits_per_element", JSON_REAL},
+    {"leaked_bytes", JSON_INTEGER},
+    {"survived_kill", JSON_TRUE},
 };
 #define KEYS (sizeof(keys) / sizeof(keys[0]))
 

@@ -119,8 +119,9 @@ static void print_errors(const struct scene *scene) {
 void report_print(const struct scene *scene, const struct replay *replay) {
     const struct oscar_geometry *geometry = replay_geometry(replay);
     struct figures f = figures_of(scene);
-    printf("oscard demo: %s, %u captured layers, %u query and %u KV heads of %u, backend %s\n\n", replay_model(replay),
-           geometry->layers, geometry->query_heads, geometry->kv_heads, geometry->head_dim, scene->backend);
+    printf("oscard demo: %s, %u captured layers, %u query and %u KV heads of %u, backend %s, device %s\n\n",
+           replay_model(replay), geometry->layers, geometry->query_heads, geometry->kv_heads, geometry->head_dim,
+           scene->backend, scene->device);
     print_sharing(scene, &f);
     print_errors(scene);
     printf("Time to attach (model and sequence open, %u tokens hit), %u times: median %.0f us, %.0f to %.0f us\n\n",
@@ -137,13 +138,14 @@ void report_print(const struct scene *scene, const struct replay *replay) {
 
 void report_print_json(const struct scene *scene) {
     struct figures f = figures_of(scene);
-    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:I}", /* */
-                             "backend", scene->backend, "workers", (json_int_t)WORKERS, "prefix_tokens",
-                             (json_int_t)PREFIX_TOKENS, "hit_tokens", (json_int_t)scene->b_hit, "bytes_bf16_private",
-                             (json_int_t)f.private_bytes, "bytes_stored", (json_int_t)f.stored_bytes, "dedup_ratio",
-                             f.dedup_ratio, "bits_per_element", f.packed_bits, "rel_err_mean", f.mean, "rel_err_max",
-                             f.max, "rel_err_dense_max", f.dense_max, "attach_us_p50", f.attach_p50, "survived_kill",
-                             f.survived, "leaked_bytes", (json_int_t)scene->leaked_bytes);
+    json_t *line =
+        json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:I}", /* */
+                  "backend", scene->backend, "device", scene->device, "workers", (json_int_t)WORKERS, "prefix_tokens",
+                  (json_int_t)PREFIX_TOKENS, "hit_tokens", (json_int_t)scene->b_hit, "bytes_bf16_private",
+                  (json_int_t)f.private_bytes, "bytes_stored", (json_int_t)f.stored_bytes, "dedup_ratio", f.dedup_ratio,
+                  "bits_per_element", f.packed_bits, "rel_err_mean", f.mean, "rel_err_max", f.max, "rel_err_dense_max",
+                  f.dense_max, "attach_us_p50", f.attach_p50, "survived_kill", f.survived, "leaked_bytes",
+                  (json_int_t)scene->leaked_bytes);
     if (line != NULL)
         json_dumpf(line, stdout, JSON_REAL_PRECISION(6));
     json_decref(line);

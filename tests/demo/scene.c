@@ -103,15 +103,16 @@ static int hear_steps(struct scene *scene, struct worker_process *worker, enum s
     return r;
 }
 
-static int open_sequence(struct worker_process *worker, uint32_t tokens, uint32_t *ret_hit, uint32_t *ret_packed,
-                         char backend[64]) {
+static int open_sequence(struct scene *scene, struct worker_process *worker, uint32_t tokens, uint32_t *ret_hit,
+                         uint32_t *ret_packed) {
     char question[64], line[256];
     snprintf(question, sizeof(question), "open %u", tokens);
     int r = ask(worker, question, line, sizeof(line));
     if (r < 0)
         return r;
     double us;
-    if (sscanf(line, "opened hit=%u packed=%u attach_us=%lf backend=%63s", ret_hit, ret_packed, &us, backend) != 4)
+    if (sscanf(line, "opened hit=%u packed=%u attach_us=%lf backend=%63s device=%63s", ret_hit, ret_packed, &us,
+               scene->backend, scene->device) != 5)
         return misheard(worker, line);
     return 0;
 }
@@ -145,7 +146,7 @@ static int a_stores_the_prefix(struct scene *scene) {
     uint32_t packed;
     int r = start_worker(scene, a, "A", NULL);
     if (r == 0)
-        r = open_sequence(a, PREFIX_TOKENS, &scene->a_hit, &packed, scene->backend);
+        r = open_sequence(scene, a, PREFIX_TOKENS, &scene->a_hit, &packed);
     if (r == 0)
         r = line_tell(&a->pipe, "prefill %u %u", PREFIX_TOKENS, PREFILL_CHUNK);
     if (r == 0)
@@ -156,7 +157,7 @@ static int a_stores_the_prefix(struct scene *scene) {
 /* B finds the prefix and decodes while A does; A stops half-way through a token in the middle of a page. */
 static int b_joins(struct scene *scene) {
     struct worker_process *a = &scene->a, *b = &scene->b;
-    char branch[32], backend[64], line[256];
+    char branch[32], line[256];
     snprintf(branch, sizeof(branch), "%u:%u", PREFIX_TOKENS, B_BRANCH_SOURCE);
     int r = line_tell(&a->pipe, "decode %u", A_DECODES_TO);
     if (r == 0)
@@ -164,7 +165,7 @@ static int b_joins(struct scene *scene) {
     if (r == 0)
         r = time_attaches(scene, b);
     if (r == 0)
-        r = open_sequence(b, PREFIX_TOKENS, &scene->b_hit, &scene->b_hit_packed, backend);
+        r = open_sequence(scene, b, PREFIX_TOKENS, &scene->b_hit, &scene->b_hit_packed);
     if (r == 0)
         r = line_tell(&b->pipe, "decode %u", B_DECODES_TO);
     if (r == 0)
@@ -228,13 +229,12 @@ static int a_is_killed(struct scene *scene) {
 
 static int c_joins(struct scene *scene) {
     struct worker_process *c = &scene->c;
-    char backend[64];
     /* What A alone had in its window is packed once A is dead: C finds it so. */
     int r = wait_for(scene, PACKED, PACKED_AT_END);
     if (r == 0)
         r = start_worker(scene, c, "C", NULL);
     if (r == 0)
-        r = open_sequence(c, C_PROMPT_TOKENS, &scene->c_hit, &scene->c_hit_packed, backend);
+        r = open_sequence(scene, c, C_PROMPT_TOKENS, &scene->c_hit, &scene->c_hit_packed);
     if (r == 0)
         r = line_tell(&c->pipe, "prefill %u %u", C_PROMPT_TOKENS, PREFILL_CHUNK);
     if (r == 0)

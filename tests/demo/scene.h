@@ -52,7 +52,7 @@ struct scene {
     int64_t dense_page_bytes; /* of the captured model */
     struct worker_process a, b, c;
 
-    char backend[64];
+    char backend[64], device[64];
     uint32_t a_hit, b_hit, c_hit;
     uint32_t b_hit_packed, c_hit_packed; /* tokens of the hit that were read as INT2 */
     double attach_us[ATTACHES];          /* sorted */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One inference worker of the demo: a process on the public client API alone whose "model" is a replay of captured activations.
- * It checks every output row against exact float64 attention over the same K/V and says what it did in lines:
+ * Its Q, K, V and outputs lie in memory of the device. It checks every output row against exact float64 attention over the same
+ * K/V and says what it did in lines:
  *
- *     open N             -> opened hit=.. attach_us=.. backend=..      the first N tokens of the text are its prompt
+ *     open N             -> opened hit=.. attach_us=.. backend=.. device=..   the first N tokens of the text are its prompt
  *     attach N TIMES     -> attached us us us ...                      opens model and sequence TIMES times, and closes them
  *     prefill TO CHUNK   -> step .. for each chunk, then done          store, attend and advance, CHUNK tokens at a time
  *     decode TO          -> step .. for each token, then done
@@ -24,6 +25,7 @@
 
 #include "oscar/oscar.h"
 
+#include "tests/support/device_memory.h"
 #include "tests/support/replay.h"
 
 #define MAX_CHUNK 256U
@@ -34,8 +36,11 @@ struct worker {
     struct oscar_client *client;
     struct oscar_model *model;
     struct oscar_seq *seq;
-    uint16_t *out; /* [MAX_CHUNK][query_heads][head_dim] */
-    double *exact; /* [query_heads][head_dim] */
+    struct device_memory *memory;
+    struct device_buffer *k, *v;                 /* [MAX_CHUNK][kv_heads][head_dim] */
+    struct device_buffer *q_device, *out_device; /* [MAX_CHUNK][query_heads][head_dim] */
+    uint16_t *out;                               /* its copy */
+    double *exact;                               /* [query_heads][head_dim] */
 };
 
 struct errors {
@@ -63,8 +68,30 @@ static int info_of(const struct worker *worker, struct oscar_seq_info *ret_info)
 
 static int connect_daemon(struct worker *worker) {
     struct oscar_client_options options = {.size = sizeof(options), .socket = worker->socket, .name = worker->name};
+    struct oscar_client_info info = {.size = sizeof(info)};
     int r = oscar_client_open(&options, &worker->client);
-    return r < 0 ? fail(worker, "connect", r) : 0;
+    if (r == 0)
+        r = oscar_client_info(worker->client, &info);
+    if (r < 0)
+        return fail(worker, "connect", r);
+    return device_memory_open(info.backend, info.device, &worker->memory);
+}
+
+/* Tensors of one layer and chunk, and the outputs where they are compared. */
+static int make_tensors(struct worker *worker) {
+    const struct oscar_geometry *geometry = replay_geometry(worker->replay);
+    size_t q_row = (size_t)geometry->query_heads * geometry->head_dim;
+    size_t kv_row = (size_t)geometry->kv_heads * geometry->head_dim;
+    worker->k = device_buffer_new(worker->memory, MAX_CHUNK * kv_row * sizeof(uint16_t));
+    worker->v = device_buffer_new(worker->memory, MAX_CHUNK * kv_row * sizeof(uint16_t));
+    worker->q_device = device_buffer_new(worker->memory, MAX_CHUNK * q_row * sizeof(uint16_t));
+    worker->out_device = device_buffer_new(worker->memory, MAX_CHUNK * q_row * sizeof(uint16_t));
+    worker->out = malloc(MAX_CHUNK * q_row * sizeof(*worker->out));
+    worker->exact = malloc(q_row * sizeof(*worker->exact));
+    if (worker->k == NULL || worker->v == NULL || worker->q_device == NULL || worker->out_device == NULL ||
+        worker->out == NULL || worker->exact == NULL)
+        return fail(worker, "start", OSCAR_ERR_NO_MEMORY);
+    return 0;
 }
 
 static int open_model(struct worker *worker) {
@@ -103,8 +130,8 @@ static int do_open(struct worker *worker, uint32_t tokens) {
     if (r == 0)
         r = oscar_client_info(worker->client, &client);
     if (r == 0)
-        printf("opened hit=%u packed=%u attach_us=%.1f backend=%s\n", info.hit_tokens, info.packed_tokens, us,
-               client.backend);
+        printf("opened hit=%u packed=%u attach_us=%.1f backend=%s device=%s\n", info.hit_tokens, info.packed_tokens, us,
+               client.backend, client.device);
     return r;
 }
 
@@ -128,31 +155,52 @@ static int do_attach(struct worker *worker, uint32_t tokens, uint32_t times) {
 static int store(struct worker *worker, uint32_t layer, uint32_t first, uint32_t count) {
     const struct oscar_geometry *geometry = replay_geometry(worker->replay);
     int64_t stride = (int64_t)geometry->kv_heads * geometry->head_dim;
-    struct oscar_tensor k = {replay_k(worker->replay, layer, first), stride, geometry->head_dim};
-    struct oscar_tensor v = {replay_v(worker->replay, layer, first), stride, geometry->head_dim};
-    int r = oscar_seq_store(worker->seq, NULL, layer, first, count, &k, &v);
+    size_t bytes = count * (size_t)stride * sizeof(uint16_t);
+    struct oscar_tensor k = {worker->k->data, stride, geometry->head_dim};
+    struct oscar_tensor v = {worker->v->data, stride, geometry->head_dim};
+    int r = device_memory_copy(worker->memory, worker->k->data, replay_k(worker->replay, layer, first), bytes);
+    if (r == 0)
+        r = device_memory_copy(worker->memory, worker->v->data, replay_v(worker->replay, layer, first), bytes);
+    if (r == 0)
+        r = oscar_seq_store(worker->seq, NULL, layer, first, count, &k, &v);
     return r < 0 ? fail(worker, "store", r) : 0;
 }
 
-/* Attends with the query rows of positions first .. first + count - 1 and compares each row. */
-static int attend(struct worker *worker, uint32_t layer, uint32_t first, uint32_t count, struct errors *bf16,
-                  struct errors *int2) {
+/* Attends with the query rows of positions first .. first + count - 1: the outputs are in worker->out. */
+static int attend_rows(struct worker *worker, uint32_t layer, uint32_t first, uint32_t count) {
     const struct oscar_geometry *geometry = replay_geometry(worker->replay);
     int64_t row = (int64_t)geometry->query_heads * geometry->head_dim;
+    size_t bytes = count * (size_t)row * sizeof(uint16_t);
     struct oscar_attend_query query = {
         .seq = worker->seq,
         .tokens = first + count,
         .rows = count,
-        .q = replay_q(worker->replay, layer, first),
+        .q = worker->q_device->data,
         .q_row_stride = row,
         .q_head_stride = geometry->head_dim,
-        .out = worker->out,
+        .out = worker->out_device->data,
         .out_row_stride = row,
         .out_head_stride = geometry->head_dim,
     };
-    int r = oscar_attend(worker->model, NULL, layer, 0, &query, 1);
+    memset(worker->out, 0xff, bytes); /* NaN, where nothing is written */
+    int r = device_memory_copy(worker->memory, worker->out_device->data, worker->out, bytes);
+    if (r == 0)
+        r = device_memory_copy(worker->memory, worker->q_device->data, replay_q(worker->replay, layer, first), bytes);
+    if (r == 0)
+        r = oscar_attend(worker->model, NULL, layer, 0, &query, 1);
+    if (r == 0)
+        r = device_memory_copy(worker->memory, worker->out, worker->out_device->data, bytes);
+    return r < 0 ? fail(worker, "attend", r) : 0;
+}
+
+/* The same, and compares each row. */
+static int attend(struct worker *worker, uint32_t layer, uint32_t first, uint32_t count, struct errors *bf16,
+                  struct errors *int2) {
+    const struct oscar_geometry *geometry = replay_geometry(worker->replay);
+    int64_t row = (int64_t)geometry->query_heads * geometry->head_dim;
+    int r = attend_rows(worker, layer, first, count);
     if (r < 0)
-        return fail(worker, "attend", r);
+        return r;
     struct oscar_seq_info info; /* the page table that was used: it changes in calls only */
     r = info_of(worker, &info);
     if (r < 0)
@@ -258,13 +306,9 @@ static int obey(struct worker *worker, const char *line) {
 }
 
 static int serve(struct worker *worker) {
-    const struct oscar_geometry *geometry = replay_geometry(worker->replay);
-    size_t row = (size_t)geometry->query_heads * geometry->head_dim;
-    worker->out = malloc(MAX_CHUNK * row * sizeof(*worker->out));
-    worker->exact = malloc(row * sizeof(*worker->exact));
-    if (worker->out == NULL || worker->exact == NULL)
-        return fail(worker, "start", OSCAR_ERR_NO_MEMORY);
     int r = connect_daemon(worker);
+    if (r == 0)
+        r = make_tensors(worker);
     char line[256];
     while (r == 0 && fgets(line, sizeof(line), stdin) != NULL && strcmp(line, "quit\n") != 0) {
         r = obey(worker, line);
@@ -301,6 +345,11 @@ int main(int argc, char **argv) {
     if (r == 0)
         r = serve(&worker);
     oscar_client_close(worker.client);
+    device_buffer_free(worker.k);
+    device_buffer_free(worker.v);
+    device_buffer_free(worker.q_device);
+    device_buffer_free(worker.out_device);
+    device_memory_close(worker.memory);
     replay_free(worker.replay);
     free(worker.out);
     free(worker.exact);
