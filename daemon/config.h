@@ -19,7 +19,7 @@
 
 #define CONFIG_DEFAULT_FILE "/etc/oscard/oscard.conf"
 
-/* Bytes, or a share of the machine's memory. */
+/* Bytes, or a share of the device's memory. */
 struct config_size {
     uint64_t bytes;
     uint32_t percent; /* not 0: it counts, and `bytes` does not */
@@ -41,11 +41,15 @@ struct config {
     uint64_t socket_mode;
     char *socket_group; /* "": the process's own */
     uint64_t io_engine; /* enum loop_engine */
-    char *backend;
     uint64_t log_level, log_format;
     char *log_file; /* "": stderr */
+    /* [device] */
+    char *backend;
+    char *device;              /* UUID; "": the first one */
+    uint64_t share;            /* enum oscar_share */
+    uint64_t watchdog_seconds; /* 0: none */
     /* [memory] */
-    struct config_size budget;
+    struct config_size budget, gpu_memory; /* of the latter neither: it is not set */
     struct config_size chunk;
     /* [pack] */
     uint64_t pack_threads; /* 0: by the number of cores */

@@ -52,8 +52,9 @@ void config_print_help(FILE *out) {
           "Exit status:\n"
           "  0   stopped as asked\n"
           "  64  wrong command line\n"
-          "  69  no device of the wanted backend\n"
+          "  69  no device of the wanted backend, or one that fails its test\n"
           "  70  internal error\n"
+          "  71  the device failed while it served, or did not return from a call (watchdog_seconds)\n"
           "  73  the sockets could not be made\n"
           "  75  another daemon serves this socket or directory\n"
           "  78  the configuration was not accepted\n",

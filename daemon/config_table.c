@@ -7,6 +7,7 @@
 
 static const char *const io_engines[] = {"auto", "io_uring", "epoll", NULL}; /* enum loop_engine */
 static const char *const backends[] = {"auto", "host", "cuda", NULL};
+static const char *const shares[] = {"auto", "vmm", "ipc", NULL};                    /* enum oscar_share */
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL}; /* enum log_level */
 static const char *const log_formats[] = {"text", "json", NULL};                     /* enum log_format */
 static const char *const default_tenants[] = {"uid", "shared", NULL};                /* enum config_default_tenant */
@@ -15,6 +16,7 @@ static const char *const default_tenants[] = {"uid", "shared", NULL};           
 
 const struct config_section config_sections[] = {
     {"daemon", "The process: its directory, its socket, its log."},
+    {"device", "The accelerator whose memory holds the cache."},
     {"memory", "How much memory the cache may take."},
     {"pack", "Packing of pages that have left every recent window."},
     {"limits", "Bounds of what clients may hold."},
@@ -40,8 +42,6 @@ const struct config_key config_keys[] = {
     {"daemon", "io_engine", "io-engine", CONFIG_CHOICE, AT(io_engine), "auto", NULL, io_engines, 0, 0,
      "Event loop. auto takes io_uring and falls back to epoll where it is forbidden, with one line in the log;\n"
      "io_uring insists on it."},
-    {"daemon", "backend", "backend", CONFIG_TEXT, AT(backend), "auto", NULL, backends, 1, 0,
-     "Accelerator whose memory is used."},
     {"daemon", "log_level", NULL, CONFIG_CHOICE, AT(log_level), "info", NULL, log_levels, 0, 0,
      "The least important lines that are still written."},
     {"daemon", "log_format", NULL, CONFIG_CHOICE, AT(log_format), "text", NULL, log_formats, 0, 0,
@@ -49,8 +49,27 @@ const struct config_key config_keys[] = {
     {"daemon", "log_file", NULL, CONFIG_TEXT, AT(log_file), "", "stderr", NULL, 0, 0,
      "File to append to; SIGHUP opens it anew. A full disk costs lines, which are counted, and nothing else."},
 
+    {"device", "backend", "backend", CONFIG_TEXT, AT(backend), "auto", NULL, backends, 1, 0,
+     "host keeps pages in the machine's memory, cuda in that of an NVIDIA GPU; auto takes cuda where a GPU can be "
+     "used,\n"
+     "else host, and the log says why."},
+    {"device", "id", "device", CONFIG_TEXT, AT(device), "", "the first GPU", NULL, 0, 0,
+     "UUID of the GPU, as nvidia-smi -L prints it (GPU-...). Its number would change with CUDA_VISIBLE_DEVICES."},
+    {"device", "share", "gpu-share", CONFIG_CHOICE, AT(share), "auto", NULL, shares, 0, 0,
+     "How GPU memory goes to workers: vmm sends descriptors (readers cannot write, the memory outlives its owner); "
+     "ipc\n"
+     "the older handles, for systems without them: readers could write, and the memory dies with the daemon. auto "
+     "takes\n"
+     "vmm where it works."},
+    {"device", "watchdog_seconds", NULL, CONFIG_COUNT, AT(watchdog_seconds), "60", NULL, NULL, 0, 86400,
+     "A call that the device does not return from for so long ends the daemon with status 71; 0: never. Until then it\n"
+     "answers whatever needs no device."},
+
     {"memory", "budget", "budget", CONFIG_SIZE, AT(budget), "25%", NULL, NULL, UINT64_C(1) << 20, 0,
-     "Memory of all pages together: a size (64M, 40G), or a share of the machine's memory (60%)."},
+     "Memory of all pages together, on whatever device serves: a size (64M, 40G), or a share of that device's memory\n"
+     "(60%): of the machine's on the host backend, of the GPU's on cuda. More than the device has is refused."},
+    {"memory", "gpu_memory", "gpu-memory", CONFIG_SIZE, AT(gpu_memory), "", "budget", NULL, UINT64_C(1) << 20, 0,
+     "The same where a GPU serves, in place of budget: one file for machines with a GPU and without."},
     {"memory", "chunk", NULL, CONFIG_SIZE, AT(chunk), "64M", NULL, NULL, UINT64_C(1) << 20, UINT64_C(1) << 36,
      "What is asked from the device at once. Larger chunks are mapped faster, smaller ones waste less in small "
      "caches.\n"

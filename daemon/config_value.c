@@ -62,6 +62,10 @@ static bool parse_size(const struct config_key *key, const char *text, struct co
     static const char suffixes[] = "KMGT";
     const char *rest;
     uint64_t value;
+    if (text[0] == '\0' && key->fallback[0] == '\0') {
+        *ret = (struct config_size){0};
+        return true;
+    }
     if (!parse_number(text, 10, &rest, &value))
         return false;
     if (strcmp(rest, "%") == 0) {
@@ -243,6 +247,8 @@ void config_format_value(const struct config *config, const struct config_key *k
         }
         if (size->percent > 0)
             snprintf(buffer, capacity, "%u%%", size->percent);
+        else if (size->bytes == 0)
+            snprintf(buffer, capacity, "%s", key->fallback); /* not set */
         else if (suffix == 0)
             snprintf(buffer, capacity, "%" PRIu64, bytes);
         else

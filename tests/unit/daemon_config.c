@@ -175,7 +175,7 @@ static void values_out_of_form_are_refused_with_place_key_value_and_form(void **
     REFUSED("[daemon]\nsocket_mode = 0999\n", "octal mode");
     REFUSED("[daemon]\nsocket_mode = 01777\n", "octal mode");
     REFUSED("[daemon]\nio_engine = kqueue\n", "one of auto, io_uring, epoll");
-    REFUSED("[daemon]\nbackend = tpu\n", "one of auto, host, cuda");
+    REFUSED("[device]\nbackend = tpu\n", "one of auto, host, cuda");
     REFUSED("[daemon]\nsocket =\n", "not empty");
     REFUSED("[daemon]\nsocket = a\tb\n", "without control characters");
     REFUSED("[daemon]\nruntime_dir = relative/path\n", "absolute path");
