@@ -108,9 +108,48 @@ static int watch(struct daemon *daemon, struct oscar_cause *cause) {
     return r < 0 ? oscar_fail(cause, r, "signals cannot be watched: %s", oscar_error_text(r)) : 0;
 }
 
-static uint64_t budget_bytes(const struct config *config) {
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    return config_size_bytes(&config->budget, memory);
+/* What of the device's memory the cache may take. Others use a GPU, too: that little is free now is worth a line, no more. */
+static int budget_bytes(const struct daemon *daemon, uint64_t *ret, uint64_t *ret_total, struct oscar_cause *cause) {
+    const struct config *config = daemon->config;
+    bool gpu = daemon->ops != oscar_device_host() && (config->gpu_memory.bytes > 0 || config->gpu_memory.percent > 0);
+    const struct config_size *size = gpu ? &config->gpu_memory : &config->budget;
+    uint64_t unused, total;
+    int r = daemon->ops->memory_info(daemon->device, &unused, &total, cause);
+    if (r < 0)
+        return r;
+    uint64_t bytes = config_size_bytes(size, total);
+    if (bytes > total)
+        return oscar_fail(cause, OSCAR_ERR_CONFIG, "[memory] %s of %" PRIu64 " bytes: %s has %" PRIu64 ": lower it",
+                          gpu ? "gpu_memory" : "budget", bytes, daemon->ops->device_id(daemon->device), total);
+    if (bytes > unused)
+        log_warning("less of the device's memory is free than the cache may take",
+                    log_number("free_bytes", (int64_t)unused), log_number("budget_bytes", (int64_t)bytes));
+    *ret = bytes;
+    *ret_total = total;
+    return 0;
+}
+
+/* Finds the device and looks whether sharing its memory works: better known now than by the first worker. */
+static int open_device(struct daemon *daemon, struct oscar_cause *cause) {
+    const struct config *config = daemon->config;
+    const struct oscar_device_options options = {.id = config->device, .share = (enum oscar_share)config->share};
+    int r = oscar_device_find(config->backend, &daemon->ops, cause);
+    if (r < 0)
+        return r;
+    if (cause->text[0] != '\0')
+        log_info("no GPU is used", log_text("cause", cause->text));
+    cause->text[0] = '\0';
+    r = daemon->ops->device_open(&options, &daemon->device, cause);
+    return r < 0 ? r : daemon->ops->self_test(daemon->device, cause);
+}
+
+static void tell_device(const struct daemon *daemon, uint64_t total) {
+    log_info("device", log_text("summary", daemon->ops->device_summary(daemon->device)),
+             log_text("id", daemon->ops->device_id(daemon->device)), log_number("memory_bytes", (int64_t)total));
+    if (daemon->ops->device_share(daemon->device) == OSCAR_SHARE_IPC)
+        log_warning("workers get the GPU's memory by IPC handles: a stray write of theirs reaches pages of others, and "
+                    "the memory dies "
+                    "with the daemon");
 }
 
 static void tell_ready(const struct daemon *daemon, uint64_t budget) {
@@ -131,23 +170,26 @@ static int start(struct daemon *daemon, struct oscar_cause *cause) {
     if (r == 0)
         r = loop_new((enum loop_engine)config->io_engine, &daemon->loop, cause);
     if (r == 0)
-        r = oscar_device_find(config->backend, &daemon->ops, cause);
+        r = open_device(daemon, cause);
+    uint64_t budget = 0, total = 0;
     if (r == 0)
-        r = daemon->ops->device_open(NULL, &daemon->device, cause);
+        r = budget_bytes(daemon, &budget, &total, cause);
     if (r < 0)
         return r;
+    tell_device(daemon, total);
     struct serve_options options = {
         .loop = daemon->loop,
         .config = config,
         .ops = daemon->ops,
         .device = daemon->device,
-        .budget_bytes = budget_bytes(config),
+        .budget_bytes = budget,
+        .device_bytes = total,
     };
     r = serve_new(&options, &daemon->serve, cause);
     if (r == 0)
         r = watch(daemon, cause);
     if (r == 0)
-        tell_ready(daemon, options.budget_bytes);
+        tell_ready(daemon, budget);
     return r;
 }
 
@@ -199,6 +241,12 @@ int main(int argc, char *argv[]) {
         r = loop_run(daemon.loop, &cause);
         if (r < 0)
             log_error("the event loop failed", log_failure(r, &cause));
+    }
+    if (r == 0 && serve_has_failed(daemon.serve)) {
+        /* No way back: a thread may be in a call that does not return. Whatever was being written is gone with the process. */
+        serve_abandon(daemon.serve);
+        log_close();
+        _exit(EX_OSERR);
     }
     if (r == 0)
         log_info("stopped");

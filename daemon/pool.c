@@ -14,16 +14,25 @@ struct job_list {
     struct pool_job *first, **end;
 };
 
+struct pool_thread {
+    struct pool *pool;
+    pthread_t thread;
+    void *context;
+    bool memory;      /* the one of that lane */
+    uint64_t running; /* number of its job, 0 for none */
+};
+
 struct pool {
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* a job was queued, or the pool stops */
-    pthread_cond_t idle; /* nothing is queued or running */
-    struct job_list urgent, ordinary, finished;
-    uint32_t busy; /* queued or running */
+    pthread_cond_t work, memory_work; /* a job was queued for the threads that wait here, or the pool stops */
+    pthread_cond_t idle;              /* nothing is queued or running */
+    struct job_list queue[POOL_LANES], finished;
+    uint64_t begun; /* jobs so far */
+    uint32_t busy;  /* queued or running */
     bool stopping;
     int event_fd;
-    uint32_t threads;
-    pthread_t thread[POOL_MAX_THREADS];
+    uint32_t threads; /* running, the memory thread first */
+    struct pool_thread thread[POOL_MAX_THREADS + 1];
 };
 
 static void list_clear(struct job_list *list) {
@@ -44,23 +53,31 @@ static struct pool_job *list_shift(struct job_list *list) {
     return job;
 }
 
+static struct pool_job *next_job(struct pool *pool, bool memory) {
+    if (memory)
+        return list_shift(&pool->queue[POOL_MEMORY]);
+    struct pool_job *job = list_shift(&pool->queue[POOL_URGENT]);
+    return job ? job : list_shift(&pool->queue[POOL_ORDINARY]);
+}
+
 static void *worker(void *arg) {
-    struct pool *pool = arg;
+    struct pool_thread *self = arg;
+    struct pool *pool = self->pool;
 
     (void)pthread_mutex_lock(&pool->mutex);
     for (;;) {
-        struct pool_job *job = list_shift(&pool->urgent);
-        if (!job)
-            job = list_shift(&pool->ordinary);
+        struct pool_job *job = next_job(pool, self->memory);
         if (!job) {
             if (pool->stopping)
                 break;
-            (void)pthread_cond_wait(&pool->work, &pool->mutex);
+            (void)pthread_cond_wait(self->memory ? &pool->memory_work : &pool->work, &pool->mutex);
             continue;
         }
+        self->running = ++pool->begun;
         (void)pthread_mutex_unlock(&pool->mutex);
-        job->run(job);
+        job->run(job, self->context);
         (void)pthread_mutex_lock(&pool->mutex);
+        self->running = 0;
         list_append(&pool->finished, job);
         if (--pool->busy == 0)
             (void)pthread_cond_broadcast(&pool->idle);
@@ -70,7 +87,7 @@ static void *worker(void *arg) {
     return NULL;
 }
 
-int pool_open(uint32_t threads, struct pool **ret, struct oscar_cause *cause) {
+int pool_open(uint32_t threads, void *const *context, struct pool **ret, struct oscar_cause *cause) {
     if (threads < 1 || threads > POOL_MAX_THREADS)
         return oscar_fail(cause, OSCAR_ERR_INVALID, "%u worker threads: 1 to %u are possible", threads,
                           POOL_MAX_THREADS);
@@ -85,9 +102,10 @@ int pool_open(uint32_t threads, struct pool **ret, struct oscar_cause *cause) {
     }
     (void)pthread_mutex_init(&pool->mutex, NULL);
     (void)pthread_cond_init(&pool->work, NULL);
+    (void)pthread_cond_init(&pool->memory_work, NULL);
     (void)pthread_cond_init(&pool->idle, NULL);
-    list_clear(&pool->urgent);
-    list_clear(&pool->ordinary);
+    for (unsigned lane = 0; lane < POOL_LANES; lane++)
+        list_clear(&pool->queue[lane]);
     list_clear(&pool->finished);
 
     /* Signals belong to the loop's thread. */
@@ -95,8 +113,12 @@ int pool_open(uint32_t threads, struct pool **ret, struct oscar_cause *cause) {
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = 0;
-    while (pool->threads < threads) {
-        failure = pthread_create(&pool->thread[pool->threads], NULL, worker, pool);
+    while (pool->threads <= threads) {
+        struct pool_thread *thread = &pool->thread[pool->threads];
+        *thread = (struct pool_thread){.pool = pool, .memory = pool->threads == 0};
+        if (!thread->memory && context)
+            thread->context = context[pool->threads - 1];
+        failure = pthread_create(&thread->thread, NULL, worker, thread);
         if (failure != 0)
             break;
         pool->threads++;
@@ -116,21 +138,23 @@ void pool_close(struct pool *pool) {
     (void)pthread_mutex_lock(&pool->mutex);
     pool->stopping = true;
     (void)pthread_cond_broadcast(&pool->work);
+    (void)pthread_cond_broadcast(&pool->memory_work);
     (void)pthread_mutex_unlock(&pool->mutex);
     for (uint32_t i = 0; i < pool->threads; i++)
-        (void)pthread_join(pool->thread[i], NULL);
+        (void)pthread_join(pool->thread[i].thread, NULL);
     (void)pthread_cond_destroy(&pool->idle);
+    (void)pthread_cond_destroy(&pool->memory_work);
     (void)pthread_cond_destroy(&pool->work);
     (void)pthread_mutex_destroy(&pool->mutex);
     (void)close(pool->event_fd);
     free(pool);
 }
 
-void pool_submit(struct pool *pool, struct pool_job *job, bool urgent) {
+void pool_submit(struct pool *pool, struct pool_job *job, enum pool_lane lane) {
     (void)pthread_mutex_lock(&pool->mutex);
-    list_append(urgent ? &pool->urgent : &pool->ordinary, job);
+    list_append(&pool->queue[lane], job);
     pool->busy++;
-    (void)pthread_cond_signal(&pool->work);
+    (void)pthread_cond_signal(lane == POOL_MEMORY ? &pool->memory_work : &pool->work);
     (void)pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -150,6 +174,18 @@ void pool_wait(struct pool *pool) {
     while (pool->busy > 0)
         (void)pthread_cond_wait(&pool->idle, &pool->mutex);
     (void)pthread_mutex_unlock(&pool->mutex);
+}
+
+uint64_t pool_oldest(struct pool *pool) {
+    uint64_t oldest = 0;
+    (void)pthread_mutex_lock(&pool->mutex);
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        uint64_t running = pool->thread[i].running;
+        if (running != 0 && (oldest == 0 || running < oldest))
+            oldest = running;
+    }
+    (void)pthread_mutex_unlock(&pool->mutex);
+    return oldest;
 }
 
 int pool_event_fd(const struct pool *pool) { return pool->event_fd; }

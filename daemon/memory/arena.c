@@ -42,6 +42,7 @@ void arena_open(struct arena *arena, struct memory *memory, enum oscar_form form
 }
 
 void arena_close(struct arena *arena) {
+    assert(arena->making == 0);
     for (uint32_t i = 0; i < arena->capacity; i++)
         if (arena->chunk[i])
             arena_chunk_free(arena->chunk[i]);
@@ -64,11 +65,16 @@ static void empty_remove(struct chunk *chunk) {
 }
 
 void share_open(struct share *share, uint32_t owner) {
+    *share = (struct share){.owner = owner};
     TAILQ_INIT(&share->open);
-    share->owner = owner;
 }
 
 void share_close(struct share *share, struct arena *arena) {
+    struct chunk *made;
+    LIST_FOREACH(made, &arena->memory->making, in_memory) {
+        if (made->share == share)
+            made->share = NULL;
+    }
     for (uint32_t i = 0; i < arena->capacity; i++) {
         struct chunk *chunk = arena->chunk[i];
         if (!chunk || chunk->share != share)
@@ -96,14 +102,13 @@ uint32_t arena_take(struct arena *arena, struct share *share) {
     return chunk->index * chunk->pages + slot;
 }
 
-static int index_take(struct arena *arena, uint32_t *ret_index, struct oscar_cause *cause) {
-    for (uint32_t i = 0; i < arena->capacity; i++)
-        if (!arena->chunk[i]) {
-            *ret_index = i;
-            return 0;
-        }
-    if (arena->capacity >= arena->shape.max_chunks)
-        return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "all %u chunks of the form are in use", arena->capacity);
+/* Room in the list for all chunks, those that are being made and one more. */
+static int list_reserve(struct arena *arena, struct oscar_cause *cause) {
+    uint32_t needed = arena->chunks + arena->making + 1;
+    if (needed > arena->shape.max_chunks)
+        return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "all %u chunks of the form are in use", arena->shape.max_chunks);
+    if (needed <= arena->capacity)
+        return 0;
     uint32_t capacity = arena->capacity ? arena->capacity * 2 : 8;
     if (capacity > arena->shape.max_chunks)
         capacity = arena->shape.max_chunks;
@@ -111,60 +116,50 @@ static int index_take(struct arena *arena, uint32_t *ret_index, struct oscar_cau
     if (!more)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the list of chunks");
     memset(more + arena->capacity, 0, (capacity - arena->capacity) * sizeof(struct chunk *));
-    *ret_index = arena->capacity;
     arena->chunk = more;
     arena->capacity = capacity;
     return 0;
 }
 
-static void chunk_discard(struct chunk **chunk) {
-    if (!*chunk)
-        return;
-    if ((*chunk)->device)
-        (*chunk)->arena->memory->options.ops->chunk_free((*chunk)->device);
-    chunk_slots_free(*chunk);
-    free(*chunk);
-}
-
-int arena_grow(struct arena *arena, struct share *share, struct oscar_cause *cause) {
-    struct memory *memory = arena->memory;
-    const struct oscar_device_ops *ops = memory->options.ops;
-    uint64_t bytes = arena->shape.stride * arena->shape.chunk_pages;
-
-    if (bytes > memory->options.budget_bytes - memory->total_bytes)
+int arena_grow(struct arena *arena, struct share *share, bool ahead, struct oscar_cause *cause) {
+    const struct memory *memory = arena->memory;
+    if (arena_chunk_bytes(arena) > memory->options.budget_bytes - memory->total_bytes)
         return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use",
                           (unsigned long long)memory->total_bytes, (unsigned long long)memory->options.budget_bytes);
-    uint32_t index;
-    int r = index_take(arena, &index, cause);
+    int r = list_reserve(arena, cause);
     if (r < 0)
         return r;
-
-    _cleanup_(chunk_discard) struct chunk *chunk = calloc(1, sizeof *chunk);
-    if (!chunk)
+    _cleanup_free_ struct chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk || chunk_slots_make(chunk, arena->shape.chunk_pages) < 0)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a chunk's slots");
     chunk->arena = arena;
-    if (chunk_slots_make(chunk, arena->shape.chunk_pages) < 0)
-        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a chunk's slots");
-    r = ops->chunk_create(memory->options.device, bytes, &chunk->device, cause);
-    if (r < 0)
-        return r;
-    chunk->address = ops->chunk_address(chunk->device);
     chunk->share = share;
-    chunk->bytes = bytes;
+    chunk->ahead = ahead;
+    chunk->bytes = arena_chunk_bytes(arena);
+    chunk_make(TAKE_PTR(chunk));
+    return 0;
+}
+
+int arena_chunk_add(struct chunk *chunk, struct oscar_cause *cause) {
+    struct arena *arena = chunk->arena;
+    struct memory *memory = arena->memory;
+    uint32_t index = 0;
+    while (arena->chunk[index])
+        index++;
     chunk->index = index;
     chunk->generation = memory->generation;
-    r = memory->options.chunk_made(memory->options.arg, chunk, cause);
-    if (r < 0)
+    int r = memory->options.chunk_made(memory->options.arg, chunk, cause);
+    if (r < 0) {
+        chunk_free(chunk);
         return r;
-
+    }
     memory->generation++;
-    memory->total_bytes += bytes;
-    memory->chunk_bytes[arena->form] += bytes;
+    memory->chunk_bytes[arena->form] += chunk->bytes;
     arena->chunks++;
     arena->epoch++;
-    TAILQ_INSERT_TAIL(&share->open, chunk, in_share);
+    arena->chunk[index] = chunk;
+    TAILQ_INSERT_TAIL(&chunk->share->open, chunk, in_share);
     empty_insert(chunk);
-    arena->chunk[index] = TAKE_PTR(chunk);
     return 0;
 }
 
@@ -214,7 +209,6 @@ void arena_chunk_free(struct chunk *chunk) {
         TAILQ_REMOVE(&chunk->share->open, chunk, in_share);
     arena->chunk[chunk->index] = NULL;
     arena->chunks--;
-    memory->total_bytes -= chunk->bytes;
     memory->chunk_bytes[arena->form] -= chunk->bytes;
-    chunk_discard(&chunk);
+    chunk_free(chunk);
 }

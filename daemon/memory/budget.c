@@ -11,6 +11,8 @@ void memory_open(struct memory *memory, const struct memory_options *options) {
     };
     TAILQ_INIT(&memory->empty);
     LIST_INIT(&memory->arenas);
+    LIST_INIT(&memory->making);
+    LIST_INIT(&memory->freeing);
 }
 
 bool memory_reclaim(struct memory *memory) {
@@ -55,8 +57,34 @@ static int chunk_verify(const struct chunk *chunk, struct oscar_cause *cause) {
     return 0;
 }
 
+/* What is on its way to the device or from it, and that arenas and shares know of theirs. */
+static int orders_verify(const struct memory *memory, struct oscar_cause *cause) {
+    uint64_t making = 0, freeing = 0;
+    const struct chunk *chunk;
+    LIST_FOREACH(chunk, &memory->freeing, in_memory) { freeing += chunk->bytes; }
+    LIST_FOREACH(chunk, &memory->making, in_memory) {
+        uint32_t of_arena = 0, of_share = 0;
+        const struct chunk *other;
+        LIST_FOREACH(other, &memory->making, in_memory) {
+            of_arena += other->arena == chunk->arena;
+            of_share += other->share == chunk->share;
+        }
+        if (of_arena != chunk->arena->making || (chunk->share && of_share != chunk->share->making))
+            return oscar_fail(cause, OSCAR_ERR_CORRUPT, "form %u counts %u chunks that are being made, there are %u",
+                              chunk->arena->form, chunk->arena->making, of_arena);
+        making += chunk->bytes;
+    }
+    if (making != memory->making_bytes || freeing != memory->freeing_bytes)
+        return oscar_fail(cause, OSCAR_ERR_CORRUPT, "bytes of chunks that are being made or freed are miscounted");
+    return 0;
+}
+
 int memory_verify(const struct memory *memory, struct oscar_cause *cause) {
-    uint64_t total = 0, quarantined = 0, chunk_bytes[OSCAR_FORMS] = {0}, used_bytes[OSCAR_FORMS] = {0};
+    int r = orders_verify(memory, cause);
+    if (r < 0)
+        return r;
+    uint64_t total = memory->making_bytes + memory->freeing_bytes, quarantined = 0;
+    uint64_t chunk_bytes[OSCAR_FORMS] = {0}, used_bytes[OSCAR_FORMS] = {0};
     uint64_t empty_bytes = 0;
     uint32_t empty = 0, listed = 0;
     const struct arena *arena;
@@ -68,7 +96,7 @@ int memory_verify(const struct memory *memory, struct oscar_cause *cause) {
                 continue;
             if (chunk->index != i || chunk->arena != arena || chunk->pages != arena->shape.chunk_pages)
                 return oscar_fail(cause, OSCAR_ERR_CORRUPT, "chunk %u of form %u is not where it says", i, arena->form);
-            int r = chunk_verify(chunk, cause);
+            r = chunk_verify(chunk, cause);
             if (r < 0)
                 return r;
             if (chunk->used + chunk->quarantined == 0 && !chunk->share)

@@ -13,18 +13,25 @@
 
 #include "oscar/device.h"
 
+#include "daemon/pool.h"
+
 #define SLOT_NONE UINT32_MAX
 
 struct arena;
+struct memory;
 struct share;
 
 struct chunk {
-    struct arena *arena;
+    struct pool_job job; /* makes it, or frees it (making.c) */
+    struct memory *memory;
+    struct arena *arena; /* NULL while it is freed */
     struct share *share; /* whose slots these are; NULL: the owner's process has exited, freed as soon as it is empty */
     struct oscar_chunk *device;
     uint8_t *address;
-    uint64_t generation; /* never the same for two chunks of a store */
+    int reader_fd, writer_fd; /* for the processes that map it; -1: nobody but the daemon writes to it */
+    uint64_t generation;      /* never the same for two chunks of a store */
     uint64_t bytes;
+    bool ahead;      /* ordered before anybody needs it */
     uint32_t index;  /* in the arena: its slots are index * pages + 0 .. pages - 1 */
     uint32_t record; /* in the metadata */
     uint32_t pages, used, quarantined;
@@ -33,11 +40,14 @@ struct chunk {
     uint16_t *reference;         /* of a slot; CHUNK_QUARANTINED may be set */
     TAILQ_ENTRY(chunk) in_share; /* while it has a free slot and an owner */
     TAILQ_ENTRY(chunk) in_empty; /* while nothing is used or quarantined */
+    LIST_ENTRY(chunk) in_memory; /* while it is being made or freed */
+    int failure;                 /* of its making, with ... */
+    struct oscar_cause cause;
 };
 
 #define CHUNK_QUARANTINED UINT16_C(0x8000)
 
-/* Only the book-keeping of slots; the device memory is the arena's business. */
+/* Only the book-keeping of slots; the device memory is the business of arena.c and making.c. */
 int chunk_slots_make(struct chunk *chunk, uint32_t pages);
 void chunk_slots_free(struct chunk *chunk);
 

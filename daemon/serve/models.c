@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MODEL_OPEN: its calibration is found and read off the loop while the request is parked; then the store opens the
- * model. */
+ * model, which for a new one takes until the device has the calibration, too. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 struct parked_open {
     struct parked_open *next;
-    uint64_t ticket;
+    uint64_t ticket; /* of the calibration; 0: it is there, the store waits for the device */
     uint64_t request_id;
     struct session *session; /* NULL: its connection has ended */
     struct oscar_identity identity;
@@ -59,17 +59,24 @@ static struct parked_open *take_parked(struct serve *serve, uint64_t ticket) {
     return parked;
 }
 
-/* Takes what is in `result`. */
-static void open_model(struct session *session, struct parked_open *parked, struct calibrations_result *result) {
+/* Takes `parked` and what is in `result`, which is empty where the store has the calibration already. */
+static void open_model(struct session *session, struct parked_open *parked_taken, struct calibrations_result *result) {
     struct serve *serve = session->serve;
+    _cleanup_free_ struct parked_open *parked = parked_taken;
     struct oscar_reply reply = {.id = parked->request_id, .verb = OSCAR_MODEL_OPEN};
     struct oscar_cause cause = {0};
     int fd[2];
     unsigned fds = 0;
-    parked->identity.calibration = result->calibration->digest;
     int r = store_model_open(serve->store, session->client, &parked->identity, result->calibration, result->file_fd,
                              result->turns_fd, &reply, fd, &fds, &cause);
     announce_flush(session);
+    if (r == OSCAR_PARKED) {
+        parked->ticket = 0;
+        parked->next = serve->parked_opens;
+        serve->parked_opens = TAKE_PTR(parked);
+        return;
+    }
+    session->parked--;
     if (r < 0) {
         session_reply_error(session, parked->request_id, OSCAR_MODEL_OPEN, r, cause.text);
         return;
@@ -92,11 +99,38 @@ void models_loaded(void *arg) {
             calibrations_result_free(&result);
             continue;
         }
-        session->parked--;
-        if (result.error < 0)
+        if (result.error < 0) {
+            session->parked--;
             session_reply_error(session, parked->request_id, OSCAR_MODEL_OPEN, result.error, result.cause.text);
-        else
-            open_model(session, parked, &result);
+            continue;
+        }
+        parked->identity.calibration = result.calibration->digest;
+        open_model(session, TAKE_PTR(parked), &result);
+    }
+}
+
+void models_changed(void *arg) {
+    struct serve *serve = arg;
+    serve->models_changed = true;
+}
+
+void models_retry(struct serve *serve) {
+    if (!serve->models_changed)
+        return;
+    serve->models_changed = false;
+    struct parked_open *all = serve->parked_opens;
+    serve->parked_opens = NULL;
+    for (struct parked_open *parked = all, *next; parked != NULL; parked = next) {
+        next = parked->next;
+        if (parked->ticket != 0) {
+            parked->next = serve->parked_opens;
+            serve->parked_opens = parked;
+        } else if (parked->session == NULL) {
+            free(parked);
+        } else {
+            struct calibrations_result none = {.file_fd = -1, .turns_fd = -1};
+            open_model(parked->session, parked, &none);
+        }
     }
 }
 

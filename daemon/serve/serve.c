@@ -19,6 +19,22 @@ static void waiter_done(void *arg, void *client_arg, uint64_t request_id, const 
     session_reply(session, &reply, NULL, 0);
 }
 
+void serve_device_failed(void *arg, const struct oscar_cause *cause) {
+    struct serve *serve = arg;
+    log_error("the device has failed: the daemon ends, and with it the cache",
+              log_text("device", serve->ops->device_id(serve->device)), log_text("cause", cause->text));
+    serve->device_failed = true;
+    loop_stop(serve->loop);
+}
+
+bool serve_has_failed(const struct serve *serve) { return serve->device_failed; }
+
+void serve_abandon(struct serve *serve) {
+    listener_close(serve);
+    admin_close(serve->admin);
+    serve->admin = NULL;
+}
+
 static void store_event_seen(void *arg, const struct oscar_event *event) {
     struct serve *serve = arg;
     admin_publish(serve->admin, event);
@@ -76,7 +92,9 @@ static int make_store(struct serve *serve, const struct serve_options *options, 
                   .chunk_gone = announce_chunk_gone,
                   .waiter_done = waiter_done,
                   .client_over = session_over,
-                  .event = store_event_seen},
+                  .event = store_event_seen,
+                  .models_changed = models_changed,
+                  .device_failed = serve_device_failed},
     };
     return store_new(&store_options, &serve->store, cause);
 }

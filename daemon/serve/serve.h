@@ -17,7 +17,7 @@ struct serve_options {
     const struct config *config;
     const struct oscar_device_ops *ops;
     struct oscar_device *device;
-    uint64_t budget_bytes;
+    uint64_t budget_bytes, device_bytes; /* of device memory that the cache may take, and that there is */
 };
 
 /* Takes the sockets' paths, makes the store and begins to listen. OSCAR_ERR_BUSY: another daemon serves them;
@@ -25,6 +25,11 @@ struct serve_options {
 int serve_new(const struct serve_options *options, struct serve **ret, struct oscar_cause *cause);
 /* Accepts nothing more, lets replies out that are on their way, and stops the loop when they are. */
 void serve_drain(struct serve *serve);
+/* The device failed, or has not returned from a call: that is why the loop has ended. */
+bool serve_has_failed(const struct serve *serve);
+/* Gives the sockets' paths back and nothing else: threads may never return from the device, and what they hold stays theirs. The process
+ * is to end by _exit. */
+void serve_abandon(struct serve *serve);
 void serve_free(struct serve *serve); /* NULL is fine; before the loop is freed */
 
 #endif

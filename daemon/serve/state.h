@@ -70,13 +70,18 @@ struct serve {
     unsigned silent_count;                   /* and those in SESSION_NEW: */
     TAILQ_HEAD(silent_head, session) silent; /* the oldest first */
 
-    struct loop_source *store_watch, *fence_timer, *deadline_timer;
+    struct loop_source *store_watch, *fence_timer, *deadline_timer, *device_timer;
     uint64_t fence_interval_ns;
     bool fence_timer_armed;
+    uint64_t
+        watched_work; /* number of the device's oldest piece of work when the device timer was armed, 0: it is not */
+    unsigned watched_ticks; /* how often it was the same */
+    bool device_failed;
 
     struct calibrations *calibrations;
     struct loop_source *calibrations_watch;
     struct parked_open *parked_opens;
+    bool models_changed;
 
     struct admin *admin;
     struct serve_counters counters;
@@ -114,7 +119,9 @@ void verbs_handle(struct session *session, const struct oscar_request *request);
 
 /* --- models.c: MODEL_OPEN --- */
 int models_open(struct session *session, const struct oscar_request *request, struct oscar_cause *cause);
-void models_loaded(void *arg); /* the loop's callback: calibrations have been read */
+void models_loaded(void *arg);          /* the loop's callback: calibrations have been read */
+void models_changed(void *arg);         /* the store's hook: it has models that it had not */
+void models_retry(struct serve *serve); /* after a poll of the store: opens that waited for those */
 void models_forget(struct session *session);
 void models_free(struct serve *serve);
 
@@ -130,5 +137,9 @@ int pump_open(struct serve *serve, struct oscar_cause *cause);
 void pump_close(struct serve *serve);
 void pump_arm(struct serve *serve);    /* before the loop waits */
 void pump_hasten(struct serve *serve); /* a client has just done something: look at fences soon */
+
+/* --- serve.c --- */
+/* The store's hook, and the pump's finding: nothing can be relied on that the device does. The loop ends. */
+void serve_device_failed(void *arg, const struct oscar_cause *cause);
 
 #endif

@@ -124,7 +124,7 @@ static const struct {
     [OSCAR_SEQ_OPEN] = {handle_in_store, IN(SESSION_READY), false},
     [OSCAR_SEQ_WAIT] = {handle_in_store, IN(SESSION_READY), true},
     [OSCAR_SEQ_EXTEND] = {handle_in_store, IN(SESSION_READY), false},
-    [OSCAR_SEQ_RESERVE] = {handle_in_store, IN(SESSION_READY), false},
+    [OSCAR_SEQ_RESERVE] = {handle_in_store, IN(SESSION_READY), true},
     [OSCAR_SEQ_ADVANCE] = {handle_in_store, IN(SESSION_READY), false},
     [OSCAR_SEQ_FORK] = {handle_in_store, IN(SESSION_READY), true},
     [OSCAR_SEQ_CLOSE] = {handle_in_store, IN(SESSION_READY), false},

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "daemon/store/state.h"
-#include "proto/cleanup.h"
 
 static int announced_reserve(struct binding *binding, enum oscar_form form, uint32_t chunks,
                              struct oscar_cause *cause) {
@@ -20,6 +19,7 @@ static int announced_reserve(struct binding *binding, enum oscar_form form, uint
     return 0;
 }
 
+/* Calls the hook: the device is not asked, the chunk has its descriptors. */
 static int announce(struct store_client *client, struct binding *binding, const struct chunk *chunk,
                     struct oscar_cause *cause) {
     struct store *store = client->store;
@@ -38,11 +38,8 @@ static int announce(struct store_client *client, struct binding *binding, const 
         .bytes = chunk->bytes,
         .writable = chunk->share == &binding->dense,
     };
-    _cleanup_close_ int fd = -1;
-    r = store->options.ops->chunk_export(chunk->device, info.writable, &fd, cause);
-    if (r < 0)
-        return r;
-    store->options.hooks.chunk_announce(store->options.hooks.arg, client->arg, &info, fd);
+    store->options.hooks.chunk_announce(store->options.hooks.arg, client->arg, &info,
+                                        info.writable ? chunk->writer_fd : chunk->reader_fd);
     binding->announced[form][chunk->index] = chunk->generation;
     return 0;
 }
@@ -149,9 +146,20 @@ void store_client_gone(struct store *store, struct store_client *client) {
     flight_wake(store);
 }
 
+/* Nothing raises the counter of a dead client's sequence any more. Whoever waits for it (a kernel of another process, a debugger, a
+ * forked child) is not to wait for ever: it gets the last value that was promised. */
+static void fence_release(const struct seq *seq) {
+    uint64_t promised = seq->close_fence != UINT64_MAX ? seq->close_fence : seq->fence + 1;
+    oscar_fence_slot *slot = &seq->client->fences[seq->fence_slot];
+    if (!oscar_fence_reached(slot, promised))
+        __atomic_store_n((uint64_t *)slot, promised, __ATOMIC_RELEASE);
+}
+
 void store_client_exited(struct store *store, struct store_client *client) {
-    store_client_gone(store, client);
+    store_client_gone(store, client); /* what was not complete by now is not published */
     client->exited = true;
+    const struct seq *late;
+    LIST_FOREACH(late, &client->seqs, in_client) { fence_release(late); }
     for (struct seq *seq = LIST_FIRST(&client->seqs), *next; seq; seq = next) {
         next = LIST_NEXT(seq, in_client);
         (void)seq_end_if_done(seq);

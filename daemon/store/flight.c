@@ -172,8 +172,8 @@ void flight_park(struct seq *seq, enum wait_kind kind, uint64_t request_id, uint
     seq->wait = kind;
     seq->wait_request = request_id;
     seq->wait_deadline = deadline_ns;
-    if (kind == WAIT_FORK)
-        seq->client->forking = seq;
+    if (kind != WAIT_FLIGHT)
+        seq->client->in_window = seq;
     TAILQ_INSERT_TAIL(&seq->client->store->waiting, seq, in_wait);
 }
 
@@ -181,10 +181,12 @@ static void answer(struct seq *seq, struct oscar_reply *reply) {
     struct store_client *client = seq->client;
     struct store *store = client->store;
     reply->id = seq->wait_request;
-    reply->verb = seq->wait == WAIT_FORK ? OSCAR_SEQ_FORK : OSCAR_SEQ_WAIT;
+    reply->verb = seq->wait == WAIT_FORK    ? OSCAR_SEQ_FORK
+                  : seq->wait == WAIT_SPACE ? OSCAR_SEQ_RESERVE
+                                            : OSCAR_SEQ_WAIT;
     store->count.no_space += reply->error == OSCAR_ERR_NO_SPACE;
-    if (seq->wait == WAIT_FORK)
-        client->forking = NULL;
+    if (seq->wait != WAIT_FLIGHT)
+        client->in_window = NULL;
     TAILQ_REMOVE(&store->waiting, seq, in_wait);
     seq->wait = WAIT_NONE;
     if (!client->gone)
@@ -194,20 +196,34 @@ static void answer(struct seq *seq, struct oscar_reply *reply) {
 void flight_cancel(struct seq *seq, int error, const char *why) {
     if (seq->wait == WAIT_NONE)
         return;
+    if (seq->wait == WAIT_SPACE)
+        seq_room_drop(seq, seq->wait_first);
     struct oscar_reply reply = {.error = error};
     (void)strncpy(reply.cause, why, sizeof reply.cause - 1);
     answer(seq, &reply);
 }
 
-static void poll_fork(struct seq *parent) {
-    if (parent->failure == 0 && seal_pending(parent))
+/* A fork or a reserve. */
+static void go_on(struct seq *seq) {
+    if (seq->wait == WAIT_FORK && seq->failure == 0 && seal_pending(seq))
         return;
     struct oscar_reply reply = {0};
     struct oscar_cause cause = {0};
-    reply.error = fork_make(parent, &reply, &cause);
-    if (reply.error < 0)
+    int r = seq->wait == WAIT_FORK ? fork_make(seq, &reply, &cause) : seq_reserve_again(seq, &reply, &cause);
+    if (r == OSCAR_PARKED)
+        return;
+    reply.error = r;
+    if (r < 0)
         memcpy(reply.cause, cause.text, sizeof reply.cause);
-    answer(parent, &reply);
+    answer(seq, &reply);
+}
+
+static void time_over(struct seq *seq) {
+    if (seq->wait == WAIT_FLIGHT)
+        seq->client->store->count.flight_timeouts++;
+    flight_cancel(seq, OSCAR_ERR_TIMEOUT,
+                  seq->wait == WAIT_FLIGHT ? "the prefix is still being computed"
+                                           : "the device has not given the memory yet: see the daemon's log");
 }
 
 void flight_poll(struct store *store, uint64_t now_ns) {
@@ -215,15 +231,14 @@ void flight_poll(struct store *store, uint64_t now_ns) {
     store->wake = false;
     for (struct seq *seq = TAILQ_FIRST(&store->waiting), *next; seq; seq = next) {
         next = TAILQ_NEXT(seq, in_wait);
-        if (wake && seq->wait == WAIT_FORK) {
-            poll_fork(seq);
+        if (wake && seq->wait != WAIT_FLIGHT) {
+            go_on(seq);
         } else if (wake && !flight_under_way(seq)) {
             struct oscar_reply reply = {.seq_wait.available_tokens = flight_available(seq) * OSCAR_PAGE_TOKENS};
             answer(seq, &reply);
-        } else if (seq->wait_deadline != 0 && now_ns >= seq->wait_deadline) {
-            store->count.flight_timeouts++;
-            flight_cancel(seq, OSCAR_ERR_TIMEOUT, "the prefix is still being computed");
         }
+        if (seq->wait != WAIT_NONE && seq->wait_deadline != 0 && now_ns >= seq->wait_deadline)
+            time_over(seq);
     }
 }
 

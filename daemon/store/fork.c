@@ -5,14 +5,15 @@
 
 #include "daemon/store/state.h"
 
-/* A slot of the child's own for `page`, into which the client copies the first `rows` rows of the parent's. */
+/* A slot of the child's own, into which the client copies the first `rows` rows of the parent's; `copies` more are wanted, this one
+ * included. */
 static int copy_page(struct seq *child, const struct dense_entry *from, uint32_t rows, enum dense_kind kind,
-                     struct oscar_page_update *ret_update, struct oscar_page_copy *ret_copy,
+                     uint32_t copies, struct oscar_page_update *ret_update, struct oscar_page_copy *ret_copy,
                      struct oscar_cause *cause) {
     struct arena *arena = &child->model->arena[OSCAR_FORM_DENSE];
     uint32_t slot;
-    int r = space_take(child->client->store, arena, &child->binding->dense, &slot, cause);
-    if (r < 0)
+    int r = space_take(child->client->store, arena, &child->binding->dense, copies, &slot, cause);
+    if (r != 0)
         return r;
     struct dense_entry *entry = seq_dense_insert(child, from->page, slot, from->node, kind);
     entry->recent = kind == DENSE_PRIVATE;
@@ -49,18 +50,20 @@ static int fill_child(struct seq *child, const struct seq *parent, struct oscar_
     child->path_pages = child->hit_pages = child->room_pages = child->token_page = pages;
     child->window_page = window;
 
-    uint32_t copies = 0;
     /* What the parent has to itself in the window: the tree holds it packed only, the child's window is BF16 like the parent's. */
+    const struct dense_entry *from[RECENT_PAGES];
+    uint32_t privates = 0, copies = 0, rows = parent->committed_tokens % OSCAR_PAGE_TOKENS;
     for (uint32_t page = window; page < pages; page++) {
         const struct dense_entry *entry = seq_dense_find(parent, page);
-        if (!entry || entry->kind != DENSE_PRIVATE || seq_dense_find(child, page))
-            continue;
-        r = copy_page(child, entry, OSCAR_PAGE_TOKENS, DENSE_PRIVATE, &updates[page], &ret->seq_fork.copy[copies++],
-                      cause);
-        if (r < 0)
+        if (entry && entry->kind == DENSE_PRIVATE && !seq_dense_find(child, page))
+            from[privates++] = entry;
+    }
+    for (; copies < privates; copies++) {
+        r = copy_page(child, from[copies], OSCAR_PAGE_TOKENS, DENSE_PRIVATE, privates - copies + (rows > 0),
+                      &updates[from[copies]->page], &ret->seq_fork.copy[copies], cause);
+        if (r != 0)
             return r;
     }
-    uint32_t rows = parent->committed_tokens % OSCAR_PAGE_TOKENS;
     if (rows > 0) {
         child->tokens = malloc(OSCAR_PAGE_TOKENS * sizeof *child->tokens);
         if (!child->tokens)
@@ -68,9 +71,9 @@ static int fill_child(struct seq *child, const struct seq *parent, struct oscar_
         child->token_capacity = OSCAR_PAGE_TOKENS;
         memcpy(child->tokens, parent->tokens + (size_t)(pages - parent->token_page) * OSCAR_PAGE_TOKENS,
                rows * sizeof *child->tokens);
-        r = copy_page(child, seq_dense_find(parent, pages), rows, DENSE_TAIL, &updates[pages],
+        r = copy_page(child, seq_dense_find(parent, pages), rows, DENSE_TAIL, 1, &updates[pages],
                       &ret->seq_fork.copy[copies++], cause);
-        if (r < 0)
+        if (r != 0)
             return r;
         child->room_pages++;
     }
@@ -88,7 +91,7 @@ int fork_make(struct seq *parent, struct oscar_reply *ret, struct oscar_cause *c
     if (r < 0)
         return r;
     r = fill_child(child, parent, ret, cause);
-    if (r < 0) {
+    if (r != 0) {
         seq_close(child, 0);
         (void)seq_end_if_done(child);
         return r;
@@ -113,14 +116,14 @@ int fork_request(struct store_client *client, const struct oscar_request *reques
         return r;
     if (seq->wait != WAIT_NONE)
         return oscar_fail(cause, OSCAR_ERR_STATE, "the sequence waits already");
-    if (!seal_pending(seq)) {
-        r = fork_make(seq, ret, cause);
-        if (r == 0)
-            seq->fence = request->seq_fork.fence;
-        return r;
-    }
+    int made = OSCAR_PARKED;
+    space_forgive(&seq->binding->dense);
     /* Copying what is still being written would be the client's stream's business, sharing it is not possible yet. */
-    seq->fence = request->seq_fork.fence;
-    flight_park(seq, WAIT_FORK, request->id, 0);
-    return OSCAR_PARKED;
+    if (!seal_pending(seq))
+        made = fork_make(seq, ret, cause);
+    if (made >= 0)
+        seq->fence = request->seq_fork.fence;
+    if (made == OSCAR_PARKED)
+        flight_park(seq, WAIT_FORK, request->id, 0);
+    return made;
 }

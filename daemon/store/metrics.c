@@ -19,6 +19,7 @@ VALUE(used_packed, store->memory.used_bytes[OSCAR_FORM_PACKED])
 VALUE(chunks_sink, store->memory.chunk_bytes[OSCAR_FORM_SINK])
 VALUE(chunks_dense, store->memory.chunk_bytes[OSCAR_FORM_DENSE])
 VALUE(chunks_packed, store->memory.chunk_bytes[OSCAR_FORM_PACKED])
+VALUE(moving, store->memory.making_bytes + store->memory.freeing_bytes)
 VALUE(quarantined, store->memory.quarantined_bytes)
 VALUE(budget, store->memory.options.budget_bytes)
 VALUE(evictable, store->heap.count)
@@ -77,6 +78,7 @@ const struct store_metric store_metric_table[] = {
     {"oscar_memory_chunk_bytes", SINK, "bytes", "Device memory allocated in chunks", false, chunks_sink},
     {"oscar_memory_chunk_bytes", DENSE, "bytes", "Device memory allocated in chunks", false, chunks_dense},
     {"oscar_memory_chunk_bytes", PACKED, "bytes", "Device memory allocated in chunks", false, chunks_packed},
+    {"oscar_memory_moving_bytes", "", "bytes", "Device memory that is being allocated or given back", false, moving},
     {"oscar_memory_used_bytes", SINK, "bytes", "Device memory of slots in use", false, used_sink},
     {"oscar_memory_used_bytes", DENSE, "bytes", "Device memory of slots in use", false, used_dense},
     {"oscar_memory_used_bytes", PACKED, "bytes", "Device memory of slots in use", false, used_packed},

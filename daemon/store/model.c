@@ -19,17 +19,74 @@ struct store_model *model_find(const struct store *store, const struct oscar_dig
     return NULL;
 }
 
+static void load_run(struct pool_job *job, void *context) {
+    (void)context;
+    struct calibration_job *load = (struct calibration_job *)job;
+    load->result = load->ops->calibration_load(load->device, &load->geometry, load->calibration, &load->cause);
+}
+
+static void unload_run(struct pool_job *job, void *context) {
+    (void)context;
+    struct calibration_job *unload = (struct calibration_job *)job;
+    unload->ops->calibration_unload(unload->device, unload->calibration);
+}
+
+bool model_is_job(const struct pool_job *job) { return job->run == load_run || job->run == unload_run; }
+
+void model_finished(struct pool_job *job) {
+    struct calibration_job *done = (struct calibration_job *)job;
+    if (done->job.run == unload_run) {
+        oscar_calibration_free(done->calibration);
+        free(done);
+        return;
+    }
+    struct store_model *model = done->model;
+    struct store *store = model->store;
+    store_note_failure(store, done->result, "loading a calibration", &done->cause);
+    model->state = done->result == 0 ? MODEL_READY : MODEL_REFUSED;
+    model->failure = done->result;
+    model->cause = done->cause;
+    if (store->options.hooks.models_changed)
+        store->options.hooks.models_changed(store->options.hooks.arg);
+}
+
+/* The model has one job, made with it: so nothing can fail when the calibration goes. */
+static void model_load(struct store_model *model) {
+    model->state = MODEL_LOADING;
+    model->work->job.run = load_run;
+    pool_submit(model->store->pool, &model->work->job, POOL_MEMORY);
+}
+
 void model_free(struct store_model *model) {
     struct store *store = model->store;
-    assert(model->nodes == 0 && LIST_EMPTY(&model->seqs));
+    assert(model->nodes == 0 && LIST_EMPTY(&model->seqs) && model->state != MODEL_LOADING);
     for (unsigned form = 0; form < OSCAR_FORMS; form++)
         arena_close(&model->arena[form]);
-    oscar_calibration_free(model->calibration);
+    if (model->state == MODEL_READY) {
+        model->work->job.run = unload_run;
+        pool_submit(store->pool, &model->work->job, POOL_MEMORY);
+    } else {
+        oscar_calibration_free(model->work->calibration);
+        free(model->work);
+    }
     oscar_cleanup_close(&model->calibration_fd);
     oscar_cleanup_close(&model->turns_fd);
     __atomic_store_n(&store->meta.model[model->index].state, 0U, __ATOMIC_RELEASE);
     handle_give(&store->models, model->handle);
     free(model);
+}
+
+/* Nothing is cached of it, nobody has it open, and nothing is on its way for it. */
+static bool is_idle(const struct store *store, const struct store_model *model) {
+    bool idle = model->nodes == 0 && LIST_EMPTY(&model->seqs) && model->state != MODEL_LOADING;
+    for (unsigned form = 0; form < OSCAR_FORMS; form++)
+        idle = idle && model->arena[form].making == 0;
+    const struct store_client *client;
+    const struct binding *binding;
+    LIST_FOREACH(client, &store->clients, in_store) {
+        LIST_FOREACH(binding, &client->bindings, in_client) { idle = idle && binding->model != model; }
+    }
+    return idle;
 }
 
 /* Room for one more: a model that nobody has open and of which nothing is cached is forgotten. */
@@ -38,13 +95,7 @@ static int make_room(struct store *store, struct oscar_cause *cause) {
         return 0;
     for (uint32_t i = 0; i < store->models.capacity; i++) {
         struct store_model *model = model_at(store, i);
-        bool bound = false;
-        struct store_client *client;
-        struct binding *binding;
-        LIST_FOREACH(client, &store->clients, in_store) {
-            LIST_FOREACH(binding, &client->bindings, in_client) { bound |= binding->model == model; }
-        }
-        if (!bound && model->nodes == 0 && LIST_EMPTY(&model->seqs)) {
+        if (is_idle(store, model)) {
             model_free(model);
             return 0;
         }
@@ -64,8 +115,9 @@ static uint64_t chain_root(const struct store *store, const struct oscar_digest 
     return root ^ store->options.hash_seed;
 }
 
+/* Takes the calibration if it succeeds. */
 static int model_new(struct store *store, const struct oscar_identity *identity, const struct oscar_digest *digest,
-                     struct store_model **ret, struct oscar_cause *cause) {
+                     struct oscar_calibration *calibration, struct store_model **ret, struct oscar_cause *cause) {
     int r = make_room(store, cause);
     if (r < 0)
         return r;
@@ -85,7 +137,8 @@ static int model_new(struct store *store, const struct oscar_identity *identity,
                           (unsigned long long)together, (unsigned long long)store->options.budget_bytes);
 
     _cleanup_free_ struct store_model *model = calloc(1, sizeof *model);
-    if (!model)
+    _cleanup_free_ struct calibration_job *work = calloc(1, sizeof *work);
+    if (!model || !work)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a model");
     r = handle_take(&store->models, model, &model->handle, cause);
     if (r < 0)
@@ -97,6 +150,15 @@ static int model_new(struct store *store, const struct oscar_identity *identity,
     model->calibration_fd = model->turns_fd = -1;
     model->root_chain = chain_root(store, digest);
     LIST_INIT(&model->seqs);
+    model->calibration = calibration;
+    *work = (struct calibration_job){
+        .ops = store->options.ops,
+        .device = store->options.device,
+        .model = model,
+        .geometry = identity->geometry,
+        .calibration = calibration,
+    };
+    model->work = TAKE_PTR(work);
     for (unsigned form = 0; form < OSCAR_FORMS; form++) {
         arena_open(&model->arena[form], &store->memory, form, model->index, &shape[form]);
         share_open(&model->shared[form], 0);
@@ -137,22 +199,29 @@ int store_model_open(struct store *store, struct store_client *client, const str
     if (!model && !calibration)
         return oscar_fail(cause, OSCAR_ERR_CALIBRATION, "the model is new and comes without a calibration");
 
-    _cleanup_free_ struct binding *fresh = NULL;
-    struct binding *binding = model ? binding_find(client, model) : NULL;
-    if (!binding && !(fresh = calloc(1, sizeof *fresh)))
-        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the client's view of the model");
     if (!model) {
-        r = model_new(store, identity, &digest, &model, cause);
+        r = model_new(store, identity, &digest, calibration, &model, cause);
         if (r < 0)
             return r;
-        model->calibration = TAKE_PTR(calibration);
+        TAKE_PTR(calibration);
         model->calibration_fd = TAKE_FD(calibration_fd);
         model->turns_fd = TAKE_FD(turns_fd);
         model->calibration_bytes = fd_bytes(model->calibration_fd);
         model->turns_bytes = fd_bytes(model->turns_fd);
+        model_load(model);
+    } else if (model->state == MODEL_REFUSED && calibration) {
+        model_load(model);
     }
+    if (model->state == MODEL_LOADING)
+        return OSCAR_PARKED;
+    if (model->state == MODEL_REFUSED)
+        return oscar_fail(cause, model->failure, "%s", model->cause.text);
+
+    struct binding *binding = binding_find(client, model);
     if (!binding) {
-        binding = TAKE_PTR(fresh);
+        binding = calloc(1, sizeof *binding);
+        if (!binding)
+            return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the client's view of the model");
         binding->model = model;
         share_open(&binding->dense, client->number);
         LIST_INSERT_HEAD(&client->bindings, binding, in_client);

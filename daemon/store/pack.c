@@ -9,16 +9,16 @@
 #define JOBS_A_THREAD 2U
 #define MAX_PACK_FAILURES 3U
 
-static void pack_run(struct pool_job *job) {
+static void pack_run(struct pool_job *job, void *stream) {
     struct pack_job *pack = (struct pack_job *)job;
     const struct oscar_device_ops *ops = pack->store->options.ops;
     if (pack->pages > 0) {
-        int r = ops->pack(NULL, &pack->model->identity.geometry, pack->model->calibration, pack->item, pack->pages);
+        int r = ops->pack(stream, &pack->model->identity.geometry, pack->model->calibration, pack->item, pack->pages);
         for (uint32_t i = 0; i < pack->pages && r < 0; i++)
             pack->status[i] = r;
     }
     for (uint32_t i = PACK_BATCH - pack->sinks; i < PACK_BATCH; i++)
-        pack->status[i] = ops->copy(NULL, pack->item[i].packed, pack->item[i].dense, pack->dense_bytes);
+        pack->status[i] = ops->copy(stream, pack->item[i].packed, pack->item[i].dense, pack->dense_bytes);
 }
 
 static bool queue_reserve(struct pack_queue *queue) {
@@ -79,8 +79,8 @@ static void queue_unshift(struct store *store, uint32_t index) {
     store->pack_waiting++;
 }
 
-/* Gives the page a slot for its final form and a place in the job. */
-static bool job_add(struct pack_job *pack, uint32_t index) {
+/* Gives the page a slot for its final form and a place in the job: 0, or as space_take. */
+static int job_add(struct pack_job *pack, uint32_t index) {
     struct store *store = pack->store;
     struct node *node = node_at(store, index);
     enum oscar_form form = node_final_form(node);
@@ -88,10 +88,11 @@ static bool job_add(struct pack_job *pack, uint32_t index) {
     /* It must not be evicted to make room for itself, nor read while it is. */
     node->flags |= NODE_PACKING;
     tree_settle(store, index);
-    if (space_take(store, &pack->model->arena[form], &pack->model->shared[form], &slot, NULL) < 0) {
+    int r = space_take(store, &pack->model->arena[form], &pack->model->shared[form], 1, &slot, NULL);
+    if (r != 0) {
         node->flags &= (uint8_t)~NODE_PACKING;
         tree_settle(store, index);
-        return false;
+        return r;
     }
     uint32_t at = form == OSCAR_FORM_SINK ? PACK_BATCH - ++pack->sinks : pack->pages++;
     pack->node[at] = index;
@@ -102,11 +103,11 @@ static bool job_add(struct pack_job *pack, uint32_t index) {
         .position = (uint64_t)node->depth * OSCAR_PAGE_TOKENS,
         .status = &pack->status[at],
     };
-    return true;
+    return 0;
 }
 
 bool pack_possible(const struct store *store) {
-    return !store->pack_starved && store->pack_waiting > 0 &&
+    return !store->pack_starved && !store->pack_parked && store->pack_waiting > 0 &&
            store->pack_running < store->options.pack_threads * JOBS_A_THREAD;
 }
 
@@ -117,17 +118,21 @@ void pack_dispatch(struct store *store) {
             return;
         pack->job.run = pack_run;
         pack->store = store;
-        while (pack->pages + pack->sinks < PACK_BATCH && !store->pack_starved) {
+        while (pack->pages + pack->sinks < PACK_BATCH && !store->pack_starved && !store->pack_parked) {
             uint32_t index = queue_shift(store);
             if (index == NODE_NONE)
                 break;
             struct store_model *model = model_at(store, node_at(store, index)->model);
             if (!pack->model)
                 pack->model = model;
-            bool added = pack->model == model && job_add(pack, index);
-            if (added)
+            int r = OSCAR_ERR_BUSY; /* another model's pages make a job of their own */
+            if (pack->model == model) {
+                r = job_add(pack, index);
+                store->pack_parked = r == OSCAR_PARKED;
+                store->pack_starved = r < 0;
+            }
+            if (r == 0)
                 continue;
-            store->pack_starved = pack->model == model;
             /* Evictions that were tried in vain may have freed it: it was unlinked by a flush and had no other reader. */
             if (node_at(store, index)->state == NODE_DENSE)
                 queue_unshift(store, index);
@@ -141,7 +146,7 @@ void pack_dispatch(struct store *store) {
         pack->dense_bytes = oscar_dense_page_bytes(&pack->model->identity.geometry);
         store->pack_running++;
         LIST_INSERT_HEAD(&store->packing, pack, in_store);
-        pool_submit(store->pool, &pack->job, false);
+        pool_submit(store->pool, &pack->job, POOL_ORDINARY);
     }
 }
 
@@ -150,6 +155,7 @@ static void page_finished(struct pack_job *pack, uint32_t i) {
     struct node *node = node_at(store, pack->node[i]);
     node->flags &= (uint8_t)~NODE_PACKING;
     if (pack->status[i] < 0) {
+        store_note_failure(store, pack->status[i], "packing pages", NULL);
         store->count.pack_failures++;
         node->pack_failures++;
         space_drop(store, &pack->model->arena[node_final_form(node)], pack->slot[i]);

@@ -16,9 +16,9 @@ struct inspect_job {
     int32_t status[INSPECT_BATCH];
 };
 
-static void inspect_run(struct pool_job *job) {
+static void inspect_run(struct pool_job *job, void *stream) {
     struct inspect_job *inspect = (struct inspect_job *)job;
-    int r = inspect->ops->inspect(NULL, &inspect->geometry, inspect->dense, inspect->pages, inspect->status);
+    int r = inspect->ops->inspect(stream, &inspect->geometry, inspect->dense, inspect->pages, inspect->status);
     for (uint32_t i = 0; i < inspect->pages && r < 0; i++)
         inspect->status[i] = r;
 }
@@ -85,7 +85,7 @@ void seal_start(struct seq *seq) {
         }
         seq->inspecting++;
         store->inspects_running++;
-        pool_submit(store->pool, &inspect->job, true);
+        pool_submit(store->pool, &inspect->job, POOL_URGENT);
     }
 }
 
@@ -102,6 +102,7 @@ void seal_finished(struct pool_job *job) {
             seq_dense_find(seq, page)->kind = DENSE_INSPECTED;
             continue;
         }
+        store_note_failure(store, inspect->status[i], "inspecting pages", NULL);
         store->count.inspect_failures++;
         if (seq->failure == 0 || page < seq->failed_page) {
             seq->failure = inspect->status[i];

@@ -5,6 +5,9 @@
 
 #include "daemon/store/state.h"
 
+/* So long a reserve waits for memory that the device has been asked for: far longer than a device that works takes. */
+#define SPACE_WAIT_NS UINT64_C(5000000000)
+
 /* The hit that a sequence is given of what was found: with a dense tail it ends where the last pages before its end are BF16. */
 static uint32_t usable_hit(const struct store *store, const struct walk *walk, bool dense_tail) {
     if (!dense_tail)
@@ -122,9 +125,41 @@ int seq_request_extend(struct store_client *client, const struct oscar_request *
     return 0;
 }
 
+void seq_room_drop(struct seq *seq, uint32_t pages) {
+    for (; seq->room_pages > pages; seq->room_pages--)
+        space_drop(seq->client->store, &seq->model->arena[OSCAR_FORM_DENSE], seq->dense[--seq->denses].slot);
+}
+
+/* Takes the rest of the room, and when it is complete shows it to the client. All or nothing, unless OSCAR_PARKED: then it keeps what
+ * it has so far. */
+static int room_take(struct seq *seq, uint32_t first, uint32_t pages, struct oscar_reply *ret,
+                     struct oscar_cause *cause) {
+    struct store_client *client = seq->client;
+    struct arena *arena = &seq->model->arena[OSCAR_FORM_DENSE];
+    int r = 0;
+    while (seq->room_pages < pages && r == 0) {
+        uint32_t slot;
+        r = space_take(client->store, arena, &seq->binding->dense, pages - seq->room_pages, &slot, cause);
+        if (r == 0)
+            (void)seq_dense_insert(seq, seq->room_pages++, slot, NODE_NONE, DENSE_TAIL);
+    }
+    struct oscar_page_update *updates = client_updates(client);
+    for (uint32_t page = first; page < pages && r == 0; page++) {
+        uint32_t slot = seq_dense_find(seq, page)->slot;
+        *updates++ = (struct oscar_page_update){.page = page, .ref = oscar_page_ref_make(OSCAR_FORM_DENSE, slot)};
+        r = client_announce_dense(client, seq->binding, slot, cause);
+    }
+    if (r < 0)
+        seq_room_drop(seq, first);
+    if (r == 0) {
+        ret->seq_reserve.reserved_tokens = seq->room_pages * OSCAR_PAGE_TOKENS;
+        ret->seq_reserve.updates = seq->room_pages - first;
+    }
+    return r;
+}
+
 int seq_request_reserve(struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
                         struct oscar_reply *ret, struct oscar_cause *cause) {
-    (void)now_ns;
     struct store *store = client->store;
     struct seq *seq = NULL;
     int r = seq_get(store, client, request->seq_reserve.seq, &seq, cause);
@@ -138,31 +173,26 @@ int seq_request_reserve(struct store_client *client, const struct oscar_request 
 
     uint32_t tokens = seq->committed_tokens + request->seq_reserve.tokens;
     uint32_t pages = (tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
-    uint32_t first = seq->room_pages, more = pages > first ? pages - first : 0;
-    struct arena *arena = &seq->model->arena[OSCAR_FORM_DENSE];
-    r = seq_dense_reserve(seq, more, cause);
-    struct oscar_page_update *updates = client_updates(client);
-    for (uint32_t i = 0; i < more && r == 0; i++) {
-        uint32_t slot;
-        r = space_take(store, arena, &seq->binding->dense, &slot, cause);
-        if (r < 0)
-            break;
-        (void)seq_dense_insert(seq, first + i, slot, NODE_NONE, DENSE_TAIL);
-        seq->room_pages++;
-        r = client_announce_dense(client, seq->binding, slot, cause);
-        updates[i] = (struct oscar_page_update){
-            .page = first + i,
-            .ref = oscar_page_ref_make(OSCAR_FORM_DENSE, slot),
-        };
-    }
-    if (r < 0) {
-        for (; seq->room_pages > first; seq->room_pages--)
-            space_drop(store, arena, seq->dense[--seq->denses].slot);
+    uint32_t first = seq->room_pages;
+    r = pages > first ? seq_dense_reserve(seq, pages - first, cause) : 0;
+    if (r < 0)
         return r;
+    space_forgive(&seq->binding->dense);
+    r = room_take(seq, first, pages, ret, cause);
+    if (r == OSCAR_PARKED) {
+        flight_cancel(seq, OSCAR_ERR_STATE, "the sequence went on while a call on it was parked");
+        seq->wait_first = first;
+        seq->wait_pages = pages;
+        flight_park(seq, WAIT_SPACE, request->id, now_ns + SPACE_WAIT_NS);
     }
-    ret->seq_reserve.reserved_tokens = seq->room_pages * OSCAR_PAGE_TOKENS;
-    ret->seq_reserve.updates = more;
-    return 0;
+    return r;
+}
+
+int seq_reserve_again(struct seq *seq, struct oscar_reply *ret, struct oscar_cause *cause) {
+    if (seq->failure == 0)
+        return room_take(seq, seq->wait_first, seq->wait_pages, ret, cause);
+    seq_room_drop(seq, seq->wait_first);
+    return oscar_fail(cause, seq->failure, "page %u of the sequence could not be sealed", seq->failed_page);
 }
 
 /* Takes the ids of `count` tokens behind the committed ones out of the window. */

@@ -14,14 +14,35 @@ static uint64_t packing_needs(const struct store *store, const struct arena *den
     return needs > unused ? needs - unused : 0;
 }
 
+/* What is to stay free beside a new chunk of the arena, so that no page has to go for what comes next. */
+static uint64_t headroom(const struct store *store, const struct arena *arena) {
+    return arena->form == OSCAR_FORM_DENSE ? packing_needs(store, arena)
+                                           : store->memory.options.budget_bytes / DENSE_SHARE;
+}
+
 /* Whether a chunk may be added without a thought for what is cached: only where nothing is, or where packing will not have to evict
  * for what is dense by then. */
 static bool may_grow(const struct store *store, const struct arena *arena) {
     const struct memory *memory = &store->memory;
-    uint64_t unused = memory->options.budget_bytes - memory->total_bytes + memory->empty_bytes;
-    uint64_t left =
-        arena->form == OSCAR_FORM_DENSE ? packing_needs(store, arena) : memory->options.budget_bytes / DENSE_SHARE;
-    return store->heap.count == 0 || unused >= arena->shape.stride * arena->shape.chunk_pages + left;
+    uint64_t unused = memory->options.budget_bytes - memory->total_bytes + memory->empty_bytes + memory->freeing_bytes;
+    return store->heap.count == 0 || unused >= arena_chunk_bytes(arena) + headroom(store, arena);
+}
+
+/* The next chunk is ordered when the last one is nearly full, so that nobody has to wait for it, if there is plenty of room. */
+static void order_ahead(struct store *store, struct arena *arena, struct share *share) {
+    const struct memory *memory = &store->memory;
+    uint64_t unused = memory->options.budget_bytes - memory->total_bytes;
+    uint64_t spare = memory->options.budget_bytes / DENSE_SHARE;
+    uint32_t left = 0;
+    const struct chunk *chunk;
+    TAILQ_FOREACH(chunk, &share->open, in_share) {
+        left += chunk_free_slots(chunk);
+        if (left > arena->shape.chunk_pages / 4)
+            return;
+    }
+    if (share->making == 0 && share->failure == 0 &&
+        unused >= arena_chunk_bytes(arena) + headroom(store, arena) + spare)
+        (void)arena_grow(arena, share, true, NULL); /* it will be tried again when it is needed */
 }
 
 /* Pages that the store itself keeps dense for now: they wait for their seal or for packing. */
@@ -39,36 +60,62 @@ static bool packing_makes_room(const struct store *store, const struct arena *ar
            pages_on_their_way(store) * arena->shape.stride >= store->memory.options.budget_bytes / DENSE_SHARE;
 }
 
-int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t *ret_slot,
+/* After a chunk could not be made though the budget allows it. One chunk given back may help; if it does not, the cache is not thrown
+ * away for a device that fails. */
+static int after_failure(struct store *store, struct share *share, struct oscar_cause *cause) {
+    int r = share->failure;
+    share->failure = 0;
+    if (!share->retried && memory_reclaim(&store->memory)) {
+        share->retried = true;
+        return OSCAR_PARKED;
+    }
+    share->retried = false;
+    return oscar_fail(cause, r, "%s", share->cause.text);
+}
+
+/* As soon as the chunks that are being freed have been, there will be room for so many slots. */
+static bool will_fit(const struct memory *memory, const struct arena *arena, uint32_t slots) {
+    uint64_t chunks = (slots + arena->shape.chunk_pages - 1) / arena->shape.chunk_pages;
+    return memory->options.budget_bytes - memory->total_bytes + memory->freeing_bytes >=
+           chunks * arena_chunk_bytes(arena);
+}
+
+int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t wanted, uint32_t *ret_slot,
                struct oscar_cause *cause) {
-    bool refused = false; /* the device has no memory for a chunk that the budget allows */
+    struct memory *memory = &store->memory;
     for (;;) {
         uint32_t slot = arena_take(arena, share);
         if (slot != SLOT_NONE) {
+            share->retried = false;
+            if (wanted == 1)
+                order_ahead(store, arena, share);
             *ret_slot = slot;
             return 0;
         }
         if (packing_makes_room(store, arena))
             return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu pages wait to be packed, which makes room: try again",
                               (unsigned long long)pages_on_their_way(store));
+        if (share->failure != 0 && share->making == 0)
+            return after_failure(store, share, cause);
+        if (share->making * arena->shape.chunk_pages >= wanted || (share->failure != 0 && share->making > 0))
+            return OSCAR_PARKED;
         if (may_grow(store, arena)) {
-            int r = arena_grow(arena, share, cause);
+            int r = arena_grow(arena, share, false, cause);
             if (r == 0)
                 continue;
-            /* One chunk given back may help. If it does not, the cache is not thrown away for a device that fails. */
-            if (r != OSCAR_ERR_NO_SPACE && (refused || !memory_reclaim(&store->memory)))
+            if (r != OSCAR_ERR_NO_SPACE)
                 return r;
-            if (r != OSCAR_ERR_NO_SPACE) {
-                refused = true;
-                continue;
-            }
-            if (memory_reclaim(&store->memory))
+            if (memory->freeing_bytes > 0 && will_fit(memory, arena, wanted - share->making * arena->shape.chunk_pages))
+                return OSCAR_PARKED;
+            if (memory_reclaim(memory))
                 continue;
         }
-        if (!tree_evict(store))
-            return oscar_fail(
-                cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use, and nothing more can be evicted",
-                (unsigned long long)store->memory.total_bytes, (unsigned long long)store->memory.options.budget_bytes);
+        if (tree_evict(store))
+            continue;
+        if (memory_moves(memory))
+            return OSCAR_PARKED;
+        return oscar_fail(cause, OSCAR_ERR_NO_SPACE, "%llu of %llu bytes are in use, and nothing more can be evicted",
+                          (unsigned long long)memory->total_bytes, (unsigned long long)memory->options.budget_bytes);
     }
 }
 

@@ -45,13 +45,35 @@ void handle_table_close(struct handle_table *table);
 
 /* --- models --- */
 
+enum model_state {
+    MODEL_LOADING, /* the device is being given the calibration: opens wait */
+    MODEL_READY,
+    MODEL_REFUSED, /* it did not take it (`failure`): the next open that brings a calibration tries again */
+};
+
+/* Gives a calibration to the device, or takes it back. */
+struct calibration_job {
+    struct pool_job job;
+    const struct oscar_device_ops *ops;
+    struct oscar_device *device;
+    struct store_model *model;
+    struct oscar_geometry geometry;
+    struct oscar_calibration *calibration;
+    int result;
+    struct oscar_cause cause;
+};
+
 struct store_model {
     struct store *store;
     uint32_t index;
+    enum model_state state;
+    int failure;
+    struct oscar_cause cause;
     uint64_t handle;
     struct oscar_identity identity;
     struct oscar_digest digest;
-    struct oscar_calibration *calibration;
+    const struct oscar_calibration *calibration; /* work's */
+    struct calibration_job *work;
     int calibration_fd, turns_fd;
     uint64_t calibration_bytes, turns_bytes;
     uint64_t root_chain; /* the "parent's chain hash" of page 0 */
@@ -87,7 +109,7 @@ struct store_client {
     char group_key[3 * OSCAR_NAME_BYTES];
     uint32_t number; /* never 0, never again */
     bool gone, exited;
-    struct seq *forking; /* parent of the parked fork, whose reply will need the window */
+    struct seq *in_window; /* its fork or reserve is parked, whose reply will need the window */
     uint32_t open_seqs, open_leases;
     uint64_t notices;      /* what updates_waiting in the window says: not read back from there */
     uint32_t fence_cursor; /* slots are handed out in turn, so that a freed one rests for as long as possible */
@@ -142,7 +164,12 @@ struct flight {
     uint32_t first, count;
 };
 
-enum wait_kind { WAIT_NONE, WAIT_FLIGHT, WAIT_FORK };
+enum wait_kind {
+    WAIT_NONE,
+    WAIT_FLIGHT, /* for a prefix that another one computes */
+    WAIT_FORK,   /* for its own seals, or for a chunk */
+    WAIT_SPACE,  /* its reserve, for a chunk */
+};
 
 struct seq {
     struct store_client *client;
@@ -178,7 +205,8 @@ struct seq {
     struct flight flight;
     enum wait_kind wait;
     uint64_t wait_request;
-    uint64_t wait_deadline; /* 0: none */
+    uint64_t wait_deadline;          /* 0: none */
+    uint32_t wait_pages, wait_first; /* WAIT_SPACE: the room that it is to have, and that it had */
     LIST_ENTRY(seq) in_client;
     LIST_ENTRY(seq) in_model;
     TAILQ_ENTRY(seq) in_watch;
@@ -238,6 +266,8 @@ struct store {
     struct heap heap;
     struct memory memory;
     struct pool *pool;
+    struct oscar_stream_impl *stream[POOL_MAX_THREADS]; /* of the pool's threads */
+    bool device_failed;
     uint8_t hash_secret[192];
     uint64_t tick; /* order of uses */
     uint64_t born;
@@ -260,6 +290,7 @@ struct store {
     uint32_t pack_running; /* jobs */
     LIST_HEAD(pack_list, pack_job) packing;
     bool pack_starved; /* no slot could be had: tried again when something is freed */
+    bool pack_parked;  /* its chunk is being made: tried again when that is done */
     uint32_t inspects_running;
     struct store_counters count;
     /* Scratch of the walk of the current request: nodes that were hit, chain hashes of all full pages. */
@@ -275,6 +306,11 @@ static inline uint32_t seq_full_pages(const struct seq *seq) { return seq->commi
 static inline enum oscar_form node_final_form(const struct node *node) {
     return node->depth == 0 ? OSCAR_FORM_SINK : OSCAR_FORM_PACKED;
 }
+
+/* --- store.c --- */
+
+/* Of whatever the device was asked for: the hook is called for the first time that it failed as a device. `cause` may be NULL. */
+void store_note_failure(struct store *store, int result, const char *what, const struct oscar_cause *cause);
 
 /* --- tree.c --- */
 
@@ -313,9 +349,12 @@ void tree_free_leaf(struct store *store, uint32_t index);
 
 /* --- space.c --- */
 
-/* OSCAR_ERR_NO_SPACE when everything that could be evicted was, or the device's failure. */
-int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t *ret_slot,
+/* One slot for somebody who wants so many in all (chunks for them are made at once). OSCAR_PARKED: chunks are being made or freed for
+ * it, try again when one of them is done; OSCAR_ERR_NO_SPACE when everything that could be evicted was; or the device's failure. */
+int space_take(struct store *store, struct arena *arena, struct share *share, uint32_t wanted, uint32_t *ret_slot,
                struct oscar_cause *cause);
+/* Before the first attempt of a request: what the device refused earlier is tried again. */
+static inline void space_forgive(struct share *share) { share->failure = 0; }
 void space_drop(struct store *store, struct arena *arena, uint32_t slot);
 int space_chunk_made(void *arg, struct chunk *chunk, struct oscar_cause *cause);
 void space_chunk_gone(void *arg, struct chunk *chunk);
@@ -326,6 +365,8 @@ int model_get(struct store *store, struct store_client *client, uint64_t handle,
               struct oscar_cause *cause);
 struct store_model *model_find(const struct store *store, const struct oscar_digest *digest); /* or NULL */
 void model_free(struct store_model *model);
+bool model_is_job(const struct pool_job *job);
+void model_finished(struct pool_job *job);
 /* The client is told of every sink and packed chunk of the model that it does not know yet. */
 int client_announce_shared(struct store_client *client, struct binding *binding, struct oscar_cause *cause);
 /* Likewise of the chunk in which a dense slot lies. */
@@ -396,6 +437,10 @@ int seq_request_extend(struct store_client *client, const struct oscar_request *
                        struct oscar_reply *ret, struct oscar_cause *cause);
 int seq_request_reserve(struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
                         struct oscar_reply *ret, struct oscar_cause *cause);
+/* Goes on with a parked reserve: OSCAR_PARKED, or it is over, with its reply or its error. */
+int seq_reserve_again(struct seq *seq, struct oscar_reply *ret, struct oscar_cause *cause);
+/* Gives back the room that it has beyond so many pages, of which the client has not been told. */
+void seq_room_drop(struct seq *seq, uint32_t pages);
 int seq_request_advance(struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
                         struct oscar_reply *ret, struct oscar_cause *cause);
 int seq_request_close(struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
@@ -449,7 +494,7 @@ void flight_cancel(struct seq *seq, int error, const char *why);
 
 int fork_request(struct store_client *client, const struct oscar_request *request, uint64_t now_ns,
                  struct oscar_reply *ret, struct oscar_cause *cause);
-/* Makes the child of a parent that has nothing pending. */
+/* Makes the child of a parent that has nothing pending. OSCAR_PARKED: nothing was done, a chunk for it is being made. */
 int fork_make(struct seq *parent, struct oscar_reply *ret, struct oscar_cause *cause);
 
 /* --- lease.c --- */

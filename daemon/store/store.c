@@ -10,6 +10,22 @@
 #define POLL_SEQUENCES 1024U
 #define POLL_PAGES 128U /* of one sequence */
 
+/* One a thread, so that no two jobs wait for each other's work: whoever calls waits for its own in the call. */
+static int streams_open(struct store *store, struct oscar_cause *cause) {
+    const struct oscar_stream_options options = {.threads = 1, .low_priority = true};
+    uint32_t threads = store->options.pack_threads < POOL_MAX_THREADS ? store->options.pack_threads : POOL_MAX_THREADS;
+    int r = 0;
+    for (uint32_t i = 0; i < threads && r == 0; i++)
+        r = store->options.ops->stream_open(store->options.device, &options, &store->stream[i], cause);
+    return r;
+}
+
+static void streams_close(struct store *store) {
+    for (uint32_t i = 0; i < POOL_MAX_THREADS; i++)
+        if (store->stream[i])
+            store->options.ops->stream_close(store->stream[i]);
+}
+
 int store_new(const struct store_options *options, struct store **ret, struct oscar_cause *cause) {
     if (sodium_init() < 0)
         return oscar_fail(cause, OSCAR_ERR_INTERNAL, "libsodium does not start");
@@ -27,7 +43,9 @@ int store_new(const struct store_options *options, struct store **ret, struct os
     if (r == 0)
         r = table_open(&store->table, cause);
     if (r == 0)
-        r = pool_open(options->pack_threads, &store->pool, cause);
+        r = streams_open(store, cause);
+    if (r == 0)
+        r = pool_open(options->pack_threads, (void *const *)store->stream, &store->pool, cause);
     if (r == 0) {
         const struct memory_options memory = {
             .ops = options->ops,
@@ -35,6 +53,7 @@ int store_new(const struct store_options *options, struct store **ret, struct os
             .budget_bytes = options->budget_bytes,
             .chunk_bytes = options->chunk_bytes,
             .generation = store->meta.header->generation,
+            .pool = store->pool,
             .arg = store,
             .chunk_made = space_chunk_made,
             .chunk_gone = space_chunk_gone,
@@ -43,6 +62,7 @@ int store_new(const struct store_options *options, struct store **ret, struct os
     }
     if (r < 0) {
         pool_close(store->pool);
+        streams_close(store);
         table_close(&store->table);
         meta_close(&store->meta);
         free(store);
@@ -63,10 +83,32 @@ static void tell_new_forms(struct store *store) {
     }
 }
 
+void store_note_failure(struct store *store, int result, const char *what, const struct oscar_cause *cause) {
+    if (result != OSCAR_ERR_DEVICE || store->device_failed)
+        return;
+    store->device_failed = true;
+    struct oscar_cause text;
+    (void)oscar_fail(&text, result, "%s: %.200s", what, cause ? cause->text : oscar_error_text(result));
+    if (store->options.hooks.device_failed)
+        store->options.hooks.device_failed(store->options.hooks.arg, &text);
+}
+
+/* Whoever has waited for a chunk, or for the room that another one took, may go on. */
+static void memory_job_finished(struct store *store, struct pool_job *job) {
+    struct oscar_cause cause;
+    store_note_failure(store, memory_finished(job, &cause), "memory of the device", &cause);
+    store->pack_parked = false;
+    flight_wake(store);
+}
+
 static void take_finished(struct store *store) {
     for (struct pool_job *job = pool_take(store->pool), *next; job; job = next) {
         next = job->next;
-        if (seal_is_job(job))
+        if (memory_is_job(job))
+            memory_job_finished(store, job);
+        else if (model_is_job(job))
+            model_finished(job);
+        else if (seal_is_job(job))
             seal_finished(job);
         else
             pack_finished(job);
@@ -94,7 +136,10 @@ void store_free(struct store *store) {
     for (uint32_t i = 0; i < store->models.capacity; i++)
         if (store->models.object[i])
             model_free(store->models.object[i]);
+    pool_wait(store->pool);
+    take_finished(store); /* the device has its memory back */
     pool_close(store->pool);
+    streams_close(store);
     free(store->pack_queue.node);
     handle_table_close(&store->models);
     handle_table_close(&store->seqs);
@@ -105,6 +150,8 @@ void store_free(struct store *store) {
     meta_close(&store->meta);
     free(store);
 }
+
+uint64_t store_oldest_work(const struct store *store) { return pool_oldest(store->pool); }
 
 int store_event_fd(const struct store *store) { return pool_event_fd(store->pool); }
 
@@ -152,9 +199,9 @@ int store_request(struct store *store, struct store_client *client, const struct
                   uint64_t now_ns, struct oscar_reply *ret_reply, struct oscar_cause *cause) {
     if ((unsigned)request->verb >= OSCAR_VERBS || !verbs[request->verb].handle || client->gone)
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "verb %d is not the store's", (int)request->verb);
-    /* The window belongs to one request at a time: whoever uses it again has given up the fork that was parked. */
-    if (client->forking && verbs[request->verb].window)
-        flight_cancel(client->forking, OSCAR_ERR_STATE, "the window was used for another call meanwhile");
+    /* The window belongs to one request at a time: whoever uses it again has given up the one that was parked. */
+    if (client->in_window && verbs[request->verb].window)
+        flight_cancel(client->in_window, OSCAR_ERR_STATE, "the window was used for another call meanwhile");
 
     struct oscar_reply reply = {.id = request->id, .verb = request->verb};
     struct oscar_cause failure; /* what failed on the way is nobody's business if the request did not */

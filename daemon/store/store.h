@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The store: the prefix tree, the life of a page, sequences, leases, eviction. One thread, no lock, no socket, no clock of its own:
- * `serve` calls it with plain structs, and it calls back through struct store_hooks. It never blocks: packing, inspecting and
- * copying of pages run in the worker pool (daemon/pool.h), and their completions come back through store_poll.
+ * `serve` calls it with plain structs, and it calls back through struct store_hooks. It never blocks and never calls the device:
+ * packing, inspecting and copying of pages, and all that makes, frees or exports device memory run in the pool (daemon/pool.h), and
+ * their completions come back through store_poll.
  *
  * Handles (sequences, leases, models) are 64-bit: index | generation << 32; a stale one is OSCAR_ERR_STALE, another client's is
  * OSCAR_ERR_NOT_FOUND.
  *
  * Hooks are called from within the store's functions and must not call back into it. waiter_done comes from store_poll, and from
- * store_request where that ends a parked call: a close, a sequence that goes on, or the window being used while a fork is parked
- * (the window belongs to one request at a time, so whoever uses it again has given the fork up).
+ * store_request where that ends a parked call: a close, a sequence that goes on, or the window being used while a fork or a reserve
+ * is parked (the window belongs to one request at a time, so whoever uses it again has given that one up).
  *
  * A fork's copies: the sources in its reply stay what they are until the child's fence counter is >= 1 (the client's stream raises it
  * to 1 behind the copies) or the child's close is through.
@@ -45,6 +46,11 @@ struct store_hooks {
     void (*client_over)(void *arg, void *client_arg);
     /* incarnation and sequence number are filled in by the callee */
     void (*event)(void *arg, const struct oscar_event *event);
+    /* store_model_open calls that returned OSCAR_PARKED are to be made again (not from here). */
+    void (*models_changed)(void *arg);
+    /* OSCAR_ERR_DEVICE from the device, for the first time: all that it does from here on is in doubt. What failed is not published.
+     * NULL: nobody wants to know. */
+    void (*device_failed)(void *arg, const struct oscar_cause *cause);
 };
 
 struct store_options {
@@ -70,9 +76,12 @@ bool store_poll_pending(const struct store *store);
 /* A bounded amount of work; to be called on that event, that timer and at store_next_deadline. */
 void store_poll(struct store *store, uint64_t now_ns);
 
+#define OSCAR_PARKED 1 /* the answer comes later */
+
 /* --- models: shared by all clients that open the same identity; calibration is owned by the store from here on --- */
 
-/* Finds or makes the model (identity complete, tenant and calibration digest filled in). Calibration (NULL is fine for a known model) and
+/* Finds or makes the model (identity complete, tenant and calibration digest filled in). OSCAR_PARKED: the device is being given its
+ * calibration; call again, without one, when hooks.models_changed has said so. Calibration (NULL is fine for a known model) and
  * `calibration_fd`/`turns_fd` (memfds to be sent to clients, or -1) are taken in every case: on failure, and if the model exists already,
  * they are freed. The memory that the calibration lies in must stay for as long as the store does. ret_fd: the calibration's bytes, then
  * the turn tables, *ret_fds of them; they are the store's, the caller duplicates them. arenas[].page_bytes is the distance from page to
@@ -98,9 +107,10 @@ void store_client_exited(struct store *store, struct store_client *client);
 
 /* --- the verbs: request in, reply out (error codes by return value, reply untouched then). OSCAR_PARKED: the reply comes by
  * waiter_done. `request` is one of PROBE .. SEQ_CLOSE. Tokens are read from, and updates written to, the client's window. --- */
-#define OSCAR_PARKED 1
 int store_request(struct store *store, struct store_client *client, const struct oscar_request *request,
                   uint64_t now_ns, struct oscar_reply *ret_reply, struct oscar_cause *cause);
+/* The number of the device's piece of work that has been running for longest, 0 for none (pool_oldest). */
+uint64_t store_oldest_work(const struct store *store);
 /* Next time at which a parked call must be timed out (store_poll does it), 0 for none. */
 uint64_t store_next_deadline(const struct store *store);
 

@@ -439,10 +439,7 @@ static void step_wild_model(uint8_t who, uint8_t amount) {
     }
     rig_verify(&world.rig);
     struct oscar_reply reply = {0};
-    int fd[2];
-    unsigned fds = 0;
-    if (world.wild_model_closed && store_model_open(world.rig.store, client->client, &world.rig.identity, NULL, -1, -1,
-                                                    &reply, fd, &fds, NULL) == 0) {
+    if (world.wild_model_closed && rig_model_open(client, &world.rig.identity, NULL, &reply, NULL) == 0) {
         client->model = reply.model_open.model;
         world.wild_model_closed = false;
     }

@@ -43,6 +43,13 @@ static void on_over(void *arg, void *client_arg) {
     ((struct rig *)arg)->clients_over++;
 }
 
+static void on_models_changed(void *arg) { ((struct rig *)arg)->models_changed++; }
+
+static void on_device_failed(void *arg, const struct oscar_cause *cause) {
+    assert_true(cause->text[0] != 0);
+    ((struct rig *)arg)->device_failures++;
+}
+
 static void on_event(void *arg, const struct oscar_event *event) {
     struct rig *rig = arg;
     assert_true(rig->events < RIG_MAX_EVENTS);
@@ -88,7 +95,9 @@ void rig_open(struct rig *rig, const struct rig_options *options) {
                   .chunk_gone = on_gone,
                   .waiter_done = on_done,
                   .client_over = on_over,
-                  .event = on_event},
+                  .event = on_event,
+                  .models_changed = on_models_changed,
+                  .device_failed = on_device_failed},
     };
     struct oscar_cause cause = {0};
     if (store_new(&store_options, &rig->store, &cause) < 0)
@@ -100,6 +109,8 @@ void rig_close(struct rig *rig) {
     assert_int_equal(rig->clients_over, rig->clients);
     assert_int_equal(rig->device.chunks, 0);
     assert_int_equal(rig->device.bytes, 0);
+    assert_int_equal(rig->device.calibrations, 0);
+    assert_int_equal(rig->device.streams, 0);
     fake_device_fini(&rig->device);
     free(rig->event);
 }
@@ -139,6 +150,27 @@ uint64_t rig_metric(const struct rig *rig, const char *name, const char *labels)
     return 0;
 }
 
+/* The pool's next event, and a poll for it. */
+static void wait_and_poll(struct rig *rig) {
+    struct pollfd event = {.fd = store_event_fd(rig->store), .events = POLLIN};
+    assert_int_equal(poll(&event, 1, 10000), 1);
+    rig_poll(rig);
+}
+
+int rig_model_open(struct rig_client *client, const struct oscar_identity *identity,
+                   struct oscar_calibration *calibration, struct oscar_reply *ret, struct oscar_cause *cause) {
+    struct rig *rig = client->rig;
+    int fd[2], r;
+    unsigned fds;
+    while ((r = store_model_open(rig->store, client->client, identity, calibration, -1, -1, ret, fd, &fds, cause)) ==
+           OSCAR_PARKED) {
+        calibration = NULL;
+        for (uint32_t before = rig->models_changed; rig->models_changed == before;)
+            wait_and_poll(rig);
+    }
+    return r;
+}
+
 struct rig_client *rig_client_new(struct rig *rig, const char *group_key) {
     struct rig_client *client = calloc(1, sizeof *client);
     client->rig = rig;
@@ -156,9 +188,7 @@ struct rig_client *rig_client_new(struct rig *rig, const char *group_key) {
         assert_int_equal(oscar_calibration_default(&rig->identity.geometry, &calibration, NULL), 0);
     struct oscar_reply reply = {0};
     struct oscar_cause cause = {0};
-    int fd[2];
-    unsigned fds;
-    if (store_model_open(rig->store, client->client, &rig->identity, calibration, -1, -1, &reply, fd, &fds, &cause) < 0)
+    if (rig_model_open(client, &rig->identity, calibration, &reply, &cause) < 0)
         fail_msg("store_model_open: %s", cause.text);
     client->model = reply.model_open.model;
     client->digest = reply.model_open.model_digest;
@@ -191,10 +221,28 @@ const struct oscar_reply *rig_answered(const struct rig_client *client, uint64_t
     return NULL;
 }
 
+/* What was parked for memory alone is answered as soon as the device has given it. */
+static int answer_of_memory(struct rig_client *client, struct oscar_reply *ret, struct oscar_cause *cause) {
+    const struct oscar_reply *answer = NULL;
+    while (!answer && memory_moves(&client->rig->store->memory)) {
+        wait_and_poll(client->rig);
+        answer = rig_answered(client, 0);
+    }
+    if (!answer)
+        return OSCAR_PARKED;
+    client->answers--; /* the last one */
+    memcpy(cause->text, answer->cause, sizeof answer->cause);
+    if (answer->error == 0)
+        *ret = *answer;
+    return answer->error;
+}
+
 int rig_request(struct rig_client *client, struct oscar_request *request, struct oscar_reply *ret) {
     request->id = ++client->request_id;
     struct oscar_cause cause = {0};
     int r = store_request(client->rig->store, client->client, request, client->rig->now_ns, ret, &cause);
+    if (r == OSCAR_PARKED && !client->rig->patient)
+        r = answer_of_memory(client, ret, &cause);
     assert_true((r < 0) == (cause.text[0] != 0));
     if (r == 0) {
         assert_int_equal(ret->id, request->id);

@@ -22,8 +22,9 @@ struct rig {
     struct oscar_identity identity;
     struct oscar_event *event; /* everything published, in order */
     uint32_t events;
-    bool verify; /* after every call */
-    uint32_t clients, clients_over;
+    bool verify;  /* after every call */
+    bool patient; /* a request that is parked for memory is left so, else it is waited for */
+    uint32_t clients, clients_over, models_changed, device_failures;
 };
 
 /* What a parked call was answered. */
@@ -87,6 +88,9 @@ void rig_settle(struct rig *rig);
 uint64_t rig_metric(const struct rig *rig, const char *name, const char *labels);
 
 struct rig_client *rig_client_new(struct rig *rig, const char *group_key);
+/* Until the device has the calibration. */
+int rig_model_open(struct rig_client *client, const struct oscar_identity *identity,
+                   struct oscar_calibration *calibration, struct oscar_reply *ret, struct oscar_cause *cause);
 void rig_client_gone(struct rig_client *client);   /* its connection ends */
 void rig_client_exited(struct rig_client *client); /* and its process: the struct is freed */
 void rig_client_free(struct rig_client *client);   /* both */

@@ -358,13 +358,9 @@ static void a_model_that_does_not_fit_the_budget_is_refused(void **state) {
     assert_int_equal(oscar_calibration_default(&large.geometry, &calibration, NULL), 0);
     struct oscar_reply reply = {0};
     struct oscar_cause cause = {0};
-    int fd[2];
-    unsigned fds;
-    assert_int_equal(store_model_open(rig.store, a->client, &large, calibration, -1, -1, &reply, fd, &fds, &cause),
-                     OSCAR_ERR_NO_SPACE);
+    assert_int_equal(rig_model_open(a, &large, calibration, &reply, &cause), OSCAR_ERR_NO_SPACE);
     assert_true(cause.text[0] != 0);
-    assert_int_equal(store_model_open(rig.store, a->client, &large, NULL, -1, -1, &reply, fd, &fds, &cause),
-                     OSCAR_ERR_CALIBRATION);
+    assert_int_equal(rig_model_open(a, &large, NULL, &reply, &cause), OSCAR_ERR_CALIBRATION);
     rig_verify(&rig);
     assert_int_equal(rig_metric(&rig, "oscar_models", ""), 1);
 }

@@ -172,7 +172,8 @@ struct counting_job {
     uint32_t value;
 };
 
-static void count(struct pool_job *job) {
+static void count(struct pool_job *job, void *context) {
+    (void)context;
     struct counting_job *counting = (struct counting_job *)job;
     *counting->sum += counting->value;
 }
@@ -182,12 +183,12 @@ static void the_pool_runs_every_job_once_and_gives_it_back(void **state) {
     static struct counting_job jobs[1000];
     _Atomic uint32_t sum = 0;
     struct pool *pool;
-    assert_int_equal(pool_open(0, &pool, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(pool_open(3, &pool, NULL), 0);
+    assert_int_equal(pool_open(0, NULL, &pool, NULL), OSCAR_ERR_INVALID);
+    assert_int_equal(pool_open(3, NULL, &pool, NULL), 0);
     assert_null(pool_take(pool));
     for (uint32_t i = 0; i < 1000; i++) {
         jobs[i] = (struct counting_job){.job.run = count, .sum = &sum, .value = i};
-        pool_submit(pool, &jobs[i].job, i % 3 == 0);
+        pool_submit(pool, &jobs[i].job, i % POOL_LANES);
     }
     pool_wait(pool);
     uint32_t finished = 0;
