@@ -3,6 +3,7 @@
 #include <oscar/oscar.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { LAYERS = 2, QUERY_HEADS = 8, KV_HEADS = 2, HEAD_DIM = 64, PROMPT = 200 };
 
@@ -30,6 +31,12 @@ int main(void) {
 
     struct oscar_client *client;
     check(oscar_client_open(NULL, &client));
+    struct oscar_client_info daemon = OSCAR_INIT(struct oscar_client_info);
+    check(oscar_client_info(client, &daemon));
+    if (strcmp(daemon.backend, "host") != 0) { /* its kernels read memory of the GPU */
+        fprintf(stderr, "the tensors of this example lie in its own memory: start oscard with --backend host\n");
+        return EXIT_FAILURE;
+    }
 
     struct oscar_model_options options = OSCAR_INIT(struct oscar_model_options);
     oscar_geometry_init(&options.geometry, LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, OSCAR_BF16);

@@ -25,7 +25,7 @@ diff <(awk '/^```/ { inside = $0 == "```c"; next } inside' README.md) client/exa
     fail 'the worker in the README is not client/examples/worker.c'
 
 export XDG_RUNTIME_DIR=$directory
-"$build/daemon/oscard" --runtime-dir "$directory/oscard" --budget 1G 2>"$directory/log" &
+"$build/daemon/oscard" --runtime-dir "$directory/oscard" --budget 1G --backend host 2>"$directory/log" &
 daemon=$!
 for ((tries = 0; tries < 100; tries++)); do
     [[ -S $directory/oscard/worker.sock ]] && break
