@@ -92,7 +92,7 @@ static int64_t dense_page_bytes(const struct oscar_geometry *geometry) {
 
 static int run(const struct options *options, const struct replay *replay) {
     char settings[256];
-    snprintf(settings, sizeof(settings), "backend = %s\n[memory]\nbudget = " BUDGET "\nchunk = " CHUNK "\n",
+    snprintf(settings, sizeof(settings), "[device]\nbackend = %s\n[memory]\nbudget = " BUDGET "\nchunk = " CHUNK "\n",
              options->backend);
     struct scene scene = {.daemon = {.oscard = options->daemon, .oscarctl = options->oscarctl, .settings = settings},
                           .worker_program = options->worker,
