@@ -11,12 +11,12 @@ target_link_libraries(oscar_e2e PUBLIC
   oscar_options oscar_client oscar_kernels oscar_proto PkgConfig::CMOCKA PkgConfig::NANOMSG m)
 target_compile_definitions(oscar_e2e PRIVATE OSCAR_BUILD_DIR="${PROJECT_BINARY_DIR}")
 if(OSCAR_WITH_CUDA)
-  target_compile_definitions(oscar_e2e PRIVATE OSCAR_CUDA)
+  target_compile_definitions(oscar_e2e PUBLIC OSCAR_CUDA)
 endif()
 add_dependencies(oscar_e2e oscard)
 
 foreach(subject
-    bad_input batch death events fence flush full identity large_pool partial restart share soak stopped)
+    bad_input batch death devices events fence flush full identity large_pool partial restart share soak stopped)
   oscar_test(e2e_${subject} LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
 endforeach()
 

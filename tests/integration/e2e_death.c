@@ -23,6 +23,7 @@
 #define ANSWER_MS 30000
 #define BACK_MS 1000 /* from a worker's death to the baseline */
 #define KILLS 108U
+#define BUSY_PAIRS 20U
 #define DENSE_PAGE (64 << 10)
 
 enum step {
@@ -45,6 +46,11 @@ struct victim {
     enum step step;
     uint64_t seed;
 };
+
+/* A process that begins with a GPU takes its time: there, every step once. */
+static unsigned at_most_on_gpu(unsigned count, unsigned on_gpu) {
+    return strcmp(daemon_backend(), "cuda") == 0 ? on_gpu : count;
+}
 
 static int stop_here(struct line_pipe *pipe) {
     char line[64];
@@ -150,7 +156,8 @@ static void a_worker_killed_at_any_step_leaves_nothing_behind(void **state) {
     e2e_wait_metric(*state, E2E_USED_DENSE, 5 * DENSE_PAGE);
     struct baseline baseline = take_baseline(*state);
     int64_t bytes = e2e_metric(*state, E2E_USED);
-    for (unsigned i = 0; i < KILLS; i++) {
+    unsigned kills = at_most_on_gpu(KILLS, STEPS);
+    for (unsigned i = 0; i < kills; i++) {
         struct victim victim = {(enum step)(i % STEPS), 1000 + i};
         struct worker_process process;
         char line[64];
@@ -193,7 +200,8 @@ static void a_worker_killed_while_it_waits_leaves_nothing_behind(void **state) {
     struct oscar_seq *seq = e2e_open(&witness, &text, text.count, 0);
     MUST(oscar_seq_reserve(seq, text.count));
     struct baseline baseline = take_baseline(*state);
-    for (unsigned i = 0; i < 10; i++) {
+    unsigned kills = at_most_on_gpu(10, 2);
+    for (unsigned i = 0; i < kills; i++) {
         struct victim victim = {SEQ_OPEN, 4};
         struct worker_process process;
         char line[64];
@@ -270,7 +278,8 @@ static int keep_busy(struct line_pipe *pipe, void *argument) {
 static void workers_killed_at_random_instants_leave_nothing_behind(void **state) {
     struct baseline baseline = take_baseline(*state);
     uint64_t random = 5;
-    for (unsigned i = 0; i < 20; i++) {
+    unsigned pairs = at_most_on_gpu(BUSY_PAIRS, 3);
+    for (unsigned i = 0; i < pairs; i++) {
         struct victim victim = {CONNECTED, i};
         struct worker_process process[2];
         char line[64];
@@ -285,6 +294,70 @@ static void workers_killed_at_random_instants_leave_nothing_behind(void **state)
     }
     e2e_flush(*state);
     e2e_wait_metric(*state, E2E_USED, 0);
+}
+
+/* Enqueues more than its device can do before it is killed: stores into its own pages, reads of everybody's. */
+static int enqueue_much(struct line_pipe *pipe, void *argument) {
+    const struct victim *victim = argument;
+    e2e_child();
+    struct e2e_worker worker;
+    struct text text = {0};
+    uint64_t random = victim->seed;
+    struct oscar_stream_params params = {.size = sizeof(params), .threads = 1, .asynchronous = 1};
+    text_append(&text, 99, 400); /* the witness's */
+    text_append(&text, victim->seed, 600);
+    e2e_worker_open(&worker, NULL, "at work");
+    MUST(oscar_stream_open(worker.client, &params, &worker.stream));
+    struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
+    uint32_t hit = e2e_info(seq).hit_tokens;
+    const struct oscar_geometry *geometry = &worker.geometry;
+    size_t row = (size_t)geometry->query_heads * geometry->head_dim;
+    struct device_buffer *q = e2e_buffer_poisoned(&worker, text.count * row);
+    struct device_buffer *out = e2e_buffer_poisoned(&worker, text.count * row);
+    MUST(oscar_seq_reserve(seq, text.count - hit));
+    for (unsigned round = 0; round < 60; round++) {
+        e2e_store(&worker, seq, worker.stream, &text, hit, text.count - hit);
+        const struct oscar_attend_query query = {.seq = seq,
+                                                 .tokens = text.count,
+                                                 .rows = text.count,
+                                                 .q = q->data,
+                                                 .q_row_stride = (int64_t)row,
+                                                 .q_head_stride = geometry->head_dim,
+                                                 .out = out->data,
+                                                 .out_row_stride = (int64_t)row,
+                                                 .out_head_stride = geometry->head_dim};
+        for (unsigned repeat = 0; repeat < 20; repeat++)
+            MUST(oscar_attend(worker.model, worker.stream, (uint32_t)(e2e_random(&random) % 2), 0, &query, 1));
+        if (round == victim->seed % 4)
+            line_tell(pipe, "at work");
+    }
+    return stop_here(pipe);
+}
+
+static void a_worker_killed_while_its_device_works_leaves_nothing_behind(void **state) {
+    struct e2e_worker witness;
+    struct text text = {0};
+    text_append(&text, 99, 400);
+    e2e_worker_open(&witness, e2e_socket(*state), "witness");
+    struct oscar_seq *seq = e2e_open(&witness, &text, text.count, 0);
+    e2e_extend(&witness, seq, &text, text.count);
+    e2e_settle(seq, 64);
+    e2e_wait_metric(*state, E2E_USED_DENSE, 5 * DENSE_PAGE);
+    struct baseline baseline = take_baseline(*state);
+    unsigned kills = at_most_on_gpu(12, 4);
+    for (unsigned i = 0; i < kills; i++) {
+        struct victim victim = {STORED, 2000 + i};
+        struct worker_process process;
+        char line[64];
+        assert_int_equal(worker_spawn(&process, "at work", enqueue_much, &victim, sizeof(victim)), 0);
+        if (line_hear(&process.pipe, line, sizeof(line), ANSWER_MS) != 0)
+            fail_msg("victim %u has nothing to do", i);
+        worker_end(&process);
+        must_be_back(&baseline, "at work", i, STORED);
+        e2e_check_all(&witness, seq, &text, text.count);
+    }
+    e2e_worker_close(&witness);
+    text_free(&text);
 }
 
 /* The worker's end of the daemon's socket, among this process's descriptors. */
@@ -372,6 +445,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_worker_killed_while_it_waits_leaves_nothing_behind, start, stop),
         cmocka_unit_test_setup_teardown(who_waits_for_a_worker_that_is_killed_is_told_at_once, start, stop),
         cmocka_unit_test_setup_teardown(workers_killed_at_random_instants_leave_nothing_behind, start, stop),
+        cmocka_unit_test_setup_teardown(a_worker_killed_while_its_device_works_leaves_nothing_behind, start, stop),
         cmocka_unit_test_setup_teardown(pages_of_a_closed_socket_are_quarantined_until_the_process_exits, start_small,
                                         stop),
     };
