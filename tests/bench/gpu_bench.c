@@ -25,30 +25,6 @@ static const struct module {
     {"baselines", run_baselines},
 };
 
-static void open_device(struct gpu_bench *bench) {
-    struct oscar_cause cause = {""};
-    int r = oscar_device_find("cuda", &bench->ops, &cause);
-    if (r == 0)
-        r = bench->ops->device_open(NULL, &bench->device, &cause);
-    if (r == 0)
-        r = cuda_enter(bench->device, &cause);
-    if (r < 0) {
-        fprintf(stderr, "gpu_bench: %s\n", cause.text);
-        exit(1);
-    }
-    gpu_must_driver(bench->device->driver->cuStreamCreateWithPriority(&bench->native, CU_STREAM_NON_BLOCKING, 0),
-                    "stream");
-    struct oscar_stream_options options = {.native = bench->native};
-    gpu_must(bench->ops->stream_open(bench->device, &options, &bench->stream, &cause), "stream");
-}
-
-static void close_device(struct gpu_bench *bench) {
-    bench->ops->stream_close(bench->stream);
-    gpu_must_driver(bench->device->driver->cuStreamDestroy(bench->native), "stream");
-    cuda_leave(bench->device);
-    bench->ops->device_close(bench->device);
-}
-
 /* What the figures are of. */
 static void note_machine(struct gpu_bench *bench) {
     char driver[64] = "unknown", date[16];
@@ -93,13 +69,13 @@ int main(int argc, char **argv) {
         }
     }
     struct gpu_bench bench = {.report = NULL};
-    open_device(&bench);
+    gpu_open(&bench);
     bench.report = report_new("gpu", json);
     note_machine(&bench);
     bench_gpu_floor(&bench);
     for (size_t i = 0; i < sizeof(modules) / sizeof(modules[0]); i++)
         if (is_wanted(modules[i].name, argc, argv))
             modules[i].run(&bench);
-    close_device(&bench);
+    gpu_close(&bench);
     return report_finish(bench.report);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the modules of gpu_bench stand on: the opened GPU, memory full of random bytes or of what the caller gives, and times of
- * work on the GPU. Each module reports its own rows; what fails ends the program with a line that says why.
+ * What the modules of gpu_bench, and the workers of gpu_share, stand on: the opened GPU, memory full of random values or of what
+ * the caller gives, and times of work on the GPU. Each module reports its own rows; what fails ends the program with a line that
+ * says why.
  */
 #ifndef OSCAR_TESTS_BENCH_GPU_BENCH_H
 #define OSCAR_TESTS_BENCH_GPU_BENCH_H
@@ -21,6 +22,10 @@ struct gpu_bench {
     double copy_bytes_ms, read_bytes_ms; /* measured first: bytes a ms, of a copy read and written ones together */
 };
 
+/* The default device, its context current in this thread until gpu_close. */
+void gpu_open(struct gpu_bench *bench);
+void gpu_close(struct gpu_bench *bench);
+
 /* Enqueues one variant of the timed work: variants have different inputs, all of them together far larger than the L2 cache. */
 typedef int gpu_work(struct oscar_stream_impl *stream, void *argument, uint32_t variant);
 
@@ -29,6 +34,7 @@ double gpu_time_graph(struct gpu_bench *bench, gpu_work *work, void *argument, u
 /* The same for work that cannot be captured, between events around each call. */
 double gpu_time_calls(struct gpu_bench *bench, gpu_work *work, void *argument, uint32_t variants);
 
+void gpu_wait(struct gpu_bench *bench);                   /* for all work of the stream */
 void *gpu_alloc(struct gpu_bench *bench, uint64_t bytes); /* not initialised */
 void *gpu_upload(struct gpu_bench *bench, const void *bytes, uint64_t count);
 /* BF16 elements, normally distributed with standard deviation 1; another seed, other values. */

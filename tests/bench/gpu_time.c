@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "tests/bench/gpu_bench.h"
@@ -10,49 +9,7 @@
 #define MIN_RUNS 12U
 #define MAX_RUNS 200U
 #define RUNS_MS 250.0 /* of one measurement: longer ones heat the card up to its power limit */
-#define WAIT_NS (UINT64_C(60) * 1000 * 1000 * 1000)
 #define MAX_VARIANTS 64U
-
-void gpu_must(int result, const char *what) {
-    if (result >= 0)
-        return;
-    fprintf(stderr, "gpu_bench: %s: %s\n", what, oscar_error_text(result));
-    exit(1);
-}
-
-void gpu_must_driver(CUresult result, const char *what) {
-    if (result == CUDA_SUCCESS)
-        return;
-    fprintf(stderr, "gpu_bench: %s: CUDA error %d\n", what, (int)result);
-    exit(1);
-}
-
-void *gpu_alloc(struct gpu_bench *bench, uint64_t bytes) {
-    CUdeviceptr address = 0;
-    if (bench->device->driver->cuMemAlloc(&address, bytes) != CUDA_SUCCESS) {
-        fprintf(stderr, "gpu_bench: no %.1f GB of device memory\n", (double)bytes * 1e-9);
-        exit(1);
-    }
-    return (void *)address; /* NOLINT(performance-no-int-to-ptr): addresses are the same on both sides */
-}
-
-void *gpu_upload(struct gpu_bench *bench, const void *bytes, uint64_t count) {
-    void *memory = gpu_alloc(bench, count);
-    gpu_must_driver(bench->device->driver->cuMemcpyHtoD((CUdeviceptr)memory, bytes, count), "copy to the device");
-    return memory;
-}
-
-void gpu_read(struct gpu_bench *bench, void *ret_bytes, const void *memory, uint64_t count) {
-    gpu_must(bench->ops->stream_wait(bench->stream, WAIT_NS), "work on the device");
-    gpu_must_driver(bench->device->driver->cuMemcpyDtoH(ret_bytes, (CUdeviceptr)memory, count), "copy from the device");
-}
-
-void gpu_free(struct gpu_bench *bench, void *memory) {
-    gpu_must(bench->ops->stream_wait(bench->stream, WAIT_NS), "work on the device");
-    gpu_must_driver(bench->device->driver->cuMemFree((CUdeviceptr)memory), "free");
-}
-
-/* --- times -------------------------------------------------------------------------------------------------------- */
 
 struct timed {
     struct gpu_bench *bench;
@@ -84,10 +41,6 @@ static void enqueue(struct timed *timed, uint32_t run) {
         gpu_must(timed->work(timed->bench->stream, timed->argument, variant), "timed work");
 }
 
-static void wait(struct timed *timed) {
-    gpu_must(timed->bench->ops->stream_wait(timed->bench->stream, WAIT_NS), "timed work");
-}
-
 static double timed_ms(const struct timed *timed, uint32_t run) {
     float ms = 0;
     gpu_must_driver(timed->bench->device->driver->cuEventElapsedTime(&ms, timed->begin[run], timed->end[run]), "time");
@@ -102,7 +55,7 @@ static void run_all(struct timed *timed, uint32_t first, uint32_t count) {
         enqueue(timed, first + run);
         gpu_must_driver(driver->cuEventRecord(timed->end[run], timed->bench->native), "event");
     }
-    wait(timed);
+    gpu_wait(timed->bench);
 }
 
 static double median_ms(struct timed *timed) {
@@ -134,7 +87,7 @@ static double measure(struct gpu_bench *bench, gpu_work *work, void *argument, u
         gpu_must(OSCAR_ERR_INVALID, "timed work");
     *timed = (struct timed){.bench = bench, .work = work, .argument = argument, .variants = variants};
     gpu_must(work(bench->stream, argument, 0), "timed work"); /* what is made at a first call is not timed */
-    wait(timed);
+    gpu_wait(timed->bench);
     if (as_graph)
         capture(timed);
     double ms = median_ms(timed);
