@@ -7,9 +7,9 @@
  *
  * Hadamard: the stages and the last multiplication of kernels/rotate.h in their order, so the result is the host's to the bit.
  *
- * Matrix: m16n8k16 matrix instructions. R is split into two 16-bit terms, x's 16 bits are exact, sums are fp32. Which element of
- * a sum is which k of the instruction is free, and so is which column is which n: they are chosen such that A comes from
- * memory and the result goes there 16 bytes a lane, in the arrangement above with LANES = 4, without shared memory.
+ * Matrix: m16n8k16 matrix instructions. R is split into two 16-bit terms, x's 16 bits are exact, sums are fp32. Which column is
+ * which n of the instruction is free: chosen such that the result goes to memory 16 bytes a lane, in the arrangement above with
+ * LANES = 4.
  */
 #ifndef OSCAR_KERNELS_CUDA_ROTATE_CUH
 #define OSCAR_KERNELS_CUDA_ROTATE_CUH
@@ -56,6 +56,8 @@ template <int D, int LANES> static __device__ __forceinline__ void rotate_hadama
 
 /* The two 16-bit types of worker tensors. */
 struct rotate_bf16 {
+    static constexpr float scale =
+        1.0F; /* of the two terms of R: no element of an orthogonal matrix is greater than 1 */
     static __device__ __forceinline__ float2 unpack(uint32_t pair) {
         return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
     }
@@ -72,6 +74,7 @@ struct rotate_bf16 {
 };
 
 struct rotate_fp16 {
+    static constexpr float scale = 32768.0F; /* keeps small elements from losing bits to FP16's narrow exponent */
     static __device__ __forceinline__ float2 unpack(uint32_t pair) {
         return __half22float2(*reinterpret_cast<__half2 *>(&pair));
     }
@@ -88,43 +91,43 @@ struct rotate_fp16 {
 };
 
 /*
- * B operands of 32 columns and 16 elements of the sum: 4 instructions' worth, one entry a lane and instruction: both registers of
- * the upper terms, then of the lower ones. Instruction j's lane 4g + t holds rows k .. k + 3 of R, k = 8t + 4 (step % 2) in step's
- * group of 32, and column 8 (g / 2) + 2j + g % 2. The entry's place is swizzled so that writing meets no bank twice.
+ * B operands of 32 columns ("a chunk") and 16 elements of the sum ("a step"): 4 instructions' worth, one entry a lane and
+ * instruction: both registers of the upper terms, then of the lower ones. Instruction j's lane 4g + t holds rows 2t, 2t + 1,
+ * 2t + 8, 2t + 9 of the step and column 8 (g / 2) + 2j + g % 2 of the chunk. The entry's place is swizzled so that writing meets
+ * few banks twice.
  */
 template <int D> static __device__ __forceinline__ int rotate_entry(int chunk, int step, int j, int lane) {
     return ((chunk * (D / 16) + step) * 4 + j) * 32 + (lane ^ j);
 }
 
-/* Columns first .. first + columns - 1 of R (row-major, D columns) to `entries`, D * columns / 4 of them, by the whole block of
- * THREADS threads, which must meet at a barrier before it multiplies. */
-template <int D, class TYPE, int THREADS>
+/* Columns first .. first + columns - 1 of R (row-major, D columns) to `entries`, D * columns / 4 of them, by the whole block,
+ * which must meet at a barrier before it multiplies. */
+template <int D, class TYPE>
 static __device__ __forceinline__ void rotate_matrix_load(uint4 *entries, const float *__restrict__ matrix, int first,
                                                           int columns) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < D * columns / 4; i += THREADS) {
-        int column = i % columns, k = i / columns * 4;
-        const float *from = matrix + static_cast<size_t>(k) * D + first + column;
+    for (int i = threadIdx.x; i < D * columns / 4; i += blockDim.x) {
+        int column = i % columns, step = i / columns / 4, t = i / columns % 4;
+        const float *from = matrix + static_cast<size_t>(16 * step + 2 * t) * D + first + column;
         uint32_t upper[2], lower[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float a = __ldg(from + 2 * half * D), b = __ldg(from + (2 * half + 1) * D);
+            float a = __ldg(from + 8 * half * D) * TYPE::scale, b = __ldg(from + (8 * half + 1) * D) * TYPE::scale;
             upper[half] = TYPE::pack(a, b);
             float2 taken = TYPE::unpack(upper[half]);
             lower[half] = TYPE::pack(a - taken.x, b - taken.y);
         }
-        int n = column % 32;
-        int lane = 4 * (2 * (n / 8) + n % 2) + k % 32 / 8;
-        entries[rotate_entry<D>(column / 32, k / 32 * 2 + k / 4 % 2, n % 8 / 2, lane)] =
+        int n = column % 32, g = 2 * (n / 8) + n % 2;
+        entries[rotate_entry<D>(column / 32, step, n % 8 / 2, 4 * g + t)] =
             make_uint4(upper[0], upper[1], lower[0], lower[1]);
     }
 }
 
-/* One chunk of 32 columns of y for TILES * 16 rows: row 16m + g of the tile is x[m][0], row 16m + 8 + g x[m][1] of lanes 4g + t,
- * packed in pairs. sum[m][j]: columns 8t + 2j, 8t + 2j + 1 of the chunk, of row g and then of row g + 8. */
+/* One chunk of 32 columns of y for TILES * 16 rows, whose A operands are x. sum[m][j]: columns 8t + 2j, 8t + 2j + 1 of the chunk,
+ * of row 16m + g and then of row 16m + 8 + g, in lane 4g + t. */
 template <int D, class TYPE, int TILES>
 static __device__ __forceinline__ void rotate_matrix(float (&sum)[TILES][4][4], const uint4 *entries, int chunk,
-                                                     const uint4 (&x)[TILES][2][D / 32]) {
+                                                     const uint32_t (&x)[TILES][D / 16][4]) {
 #pragma unroll
     for (int m = 0; m < TILES; m++)
 #pragma unroll
@@ -133,19 +136,28 @@ static __device__ __forceinline__ void rotate_matrix(float (&sum)[TILES][4][4], 
             for (int i = 0; i < 4; i++)
                 sum[m][j][i] = 0.0F;
 #pragma unroll
-    for (int step = 0; step < D / 16; step++)
+    for (int step = 0; step < D / 16; step++) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 b = entries[rotate_entry<D>(chunk, step, j, threadIdx.x % 32)];
+        for (int pair = 0; pair < 4; pair += 2) { /* so that no instruction waits for the one before it */
+            uint4 b[2];
 #pragma unroll
-            for (int m = 0; m < TILES; m++) {
-                uint4 top = x[m][0][step / 2], bottom = x[m][1][step / 2];
-                const uint32_t a[4] = {step % 2 ? top.z : top.x, step % 2 ? bottom.z : bottom.x,
-                                       step % 2 ? top.w : top.y, step % 2 ? bottom.w : bottom.y};
-                TYPE::multiply(sum[m][j], a, b.z, b.w);
-                TYPE::multiply(sum[m][j], a, b.x, b.y);
-            }
+            for (int j = 0; j < 2; j++)
+                b[j] = entries[rotate_entry<D>(chunk, step, pair + j, threadIdx.x % 32)];
+#pragma unroll
+            for (int i = 0; i < 2 * TILES; i++)
+                TYPE::multiply(sum[i / 2][pair + i % 2], x[i / 2][step], b[i % 2].z, b[i % 2].w);
+#pragma unroll
+            for (int i = 0; i < 2 * TILES; i++)
+                TYPE::multiply(sum[i / 2][pair + i % 2], x[i / 2][step], b[i % 2].x, b[i % 2].y);
         }
+    }
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum[m][j][i] *= 1.0F / TYPE::scale;
 }
 
 #endif

@@ -13,6 +13,8 @@ extern const unsigned char oscar_cuda_image_store[];
 #define FUNCTIONS (2 * DIMS * DTYPES + 1)
 #define INSPECT (FUNCTIONS - 1)
 
+#define INSPECT_BLOCKS 32U /* a multiprocessor: a few are not enough to fill the memory's queues to the end */
+
 /* [any rotation][head size][dtype], then the inspection. */
 static const char *const names[FUNCTIONS] = {
     "store_hadamard_64_bf16",  "store_hadamard_64_fp16",  "store_hadamard_128_bf16", "store_hadamard_128_fp16",
@@ -29,15 +31,18 @@ struct cuda_store {
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* Bytes of shared memory for the two terms of `columns` columns of a matrix. */
-static uint32_t matrix_bytes(uint32_t d, uint32_t columns) { return d * columns * (uint32_t)sizeof(uint32_t); }
+/* How much a block that multiplies with matrices takes at once: what shared memory has room for. */
+struct share {
+    uint32_t columns, threads;
+};
 
-/* The most columns of a matrix that one block takes. */
-static uint32_t most_columns(const struct oscar_device *device, uint32_t d) {
-    uint32_t columns = smaller(d, 128);
-    while (matrix_bytes(d, columns) > (uint32_t)device->shared_bytes)
-        columns /= 2;
-    return columns;
+static struct share matrix_share(const struct oscar_device *device, uint32_t d) {
+    struct share share = {smaller(d, 128), CUDA_ROTATE_THREADS(d)};
+    while (share.threads > 128 && CUDA_ROTATE_BYTES(d, share.columns, share.threads) > (uint32_t)device->shared_bytes)
+        share.threads /= 2;
+    while (CUDA_ROTATE_BYTES(d, share.columns, share.threads) > (uint32_t)device->shared_bytes)
+        share.columns /= 2;
+    return share;
 }
 
 int cuda_store_open(struct oscar_device *device, struct oscar_cause *cause) {
@@ -48,11 +53,12 @@ int cuda_store_open(struct oscar_device *device, struct oscar_cause *cause) {
     int r = cuda_image_load(device, oscar_cuda_image_store, names, FUNCTIONS, &store->module, store->function, cause);
     for (uint32_t i = DIMS * DTYPES; r == 0 && i < INSPECT; i++) {
         uint32_t d = 64U << i / DTYPES % DIMS;
-        r = cuda_device_result(device,
-                               device->driver->cuFuncSetAttribute(store->function[i],
-                                                                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                                  (int)matrix_bytes(d, most_columns(device, d))),
-                               "cuFuncSetAttribute", cause);
+        struct share share = matrix_share(device, d);
+        r = cuda_device_result(
+            device,
+            device->driver->cuFuncSetAttribute(store->function[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                               (int)CUDA_ROTATE_BYTES(d, share.columns, share.threads)),
+            "cuFuncSetAttribute", cause);
     }
     return r;
 }
@@ -80,20 +86,21 @@ static int launch_rows(struct oscar_stream_impl *stream, const struct oscar_geom
     uint32_t d = geometry->head_dim, sides = 2 * geometry->kv_heads, processors = (uint32_t)device->processors;
     uint32_t function = (d == 64 ? 0 : d == 128 ? 1 : 2) * DTYPES + (geometry->dtype == OSCAR_FP16);
     if (view->hadamard_k && view->hadamard_v) {
-        uint32_t tile = CUDA_STORE_THREADS / (d == 256 ? 8 : 4);
-        uint64_t tiles = (rows + tile - 1) / tile, most = larger(1, processors * 8 / sides);
+        uint32_t tile = CUDA_STORE_THREADS / CUDA_STORE_LANES(d);
+        uint64_t tiles = (rows + tile - 1) / tile, most = larger(1, processors * 16 / sides);
         return launch(stream, function, sides, (uint32_t)(tiles < most ? tiles : most), CUDA_STORE_THREADS, 0, params);
     }
     /* One block a multiprocessor. With few rows the columns of a matrix are divided as far as there are blocks for them: most of
      * the time goes into fetching it. */
-    uint32_t tile = CUDA_ROTATE_THREADS / 32 * (d == 256 ? 16 : 32);
+    struct share share = matrix_share(device, d);
+    uint32_t tile = share.threads / 32 * CUDA_ROTATE_TILES(d) * 16;
     uint64_t tiles = (rows + tile - 1) / tile;
-    params->columns = most_columns(device, d);
+    params->columns = share.columns;
     while (params->columns > CUDA_STORE_CHUNK && 2 * tiles * sides * (d / params->columns) <= processors)
         params->columns /= 2;
     uint32_t blocks = sides * (d / params->columns), most = larger(1, processors / blocks);
-    return launch(stream, DIMS * DTYPES + function, blocks, (uint32_t)(tiles < most ? tiles : most),
-                  CUDA_ROTATE_THREADS, matrix_bytes(d, params->columns), params);
+    return launch(stream, DIMS * DTYPES + function, blocks, (uint32_t)(tiles < most ? tiles : most), share.threads,
+                  CUDA_ROTATE_BYTES(d, params->columns, share.threads), params);
 }
 
 static bool fits(const struct cuda_calibration *calibration, const struct oscar_geometry *geometry, uint32_t layer) {
@@ -162,14 +169,16 @@ int cuda_batch_store(struct oscar_stream_impl *stream, struct oscar_batch_impl *
     return r < 0 ? r : cuda_work_end(stream, batch_store(stream, batch, args));
 }
 
-static int inspect_pieces(struct oscar_stream_impl *stream, uint32_t blocks, const uint8_t *const *pages,
+static int inspect_pieces(struct oscar_stream_impl *stream, uint32_t pieces, const uint8_t *const *pages,
                           uint32_t count, CUdeviceptr words) {
+    uint32_t most = (uint32_t)stream->device->processors * INSPECT_BLOCKS;
     for (uint32_t first = 0; first < count; first += CUDA_STORE_PAGES) {
-        struct cuda_inspect_params params = {.status = (int32_t *)words + first};
+        struct cuda_inspect_params params = {.status = (int32_t *)words + first, .pieces = pieces};
         uint32_t piece = smaller(count - first, CUDA_STORE_PAGES);
         for (uint32_t p = 0; p < piece; p++)
             params.pages[p] = (uint64_t)pages[first + p];
-        int r = launch(stream, INSPECT, blocks, piece, CUDA_INSPECT_THREADS, 0, &params);
+        int r =
+            launch(stream, INSPECT, smaller(pieces, larger(1, most / piece)), piece, CUDA_INSPECT_THREADS, 0, &params);
         if (r < 0)
             return r;
     }

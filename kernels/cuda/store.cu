@@ -118,14 +118,27 @@ static __device__ __forceinline__ uint32_t store_pairs(uint8_t *to, const uint32
     return excess(pairs[0]) | excess(pairs[1]) | excess(pairs[2]) | excess(pairs[3]);
 }
 
-/* Rows of one head, by `slices` blocks of THREADS threads of which this is number `slice`. Returns what excess() found. */
-template <int D, class TYPE, int THREADS>
+static __device__ __forceinline__ void copy_async(uint4 *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+}
+
+/* Four 8x8 matrices of 16-bit elements: the A operand of 16 rows and 16 elements of the sum. */
+static __device__ __forceinline__ void load_matrices(uint32_t (&a)[4], const uint4 *from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
+                 : "memory");
+}
+
+/* Rows of one head, by `slices` blocks of which this is number `slice`. Returns what excess() found. */
+template <int D, class TYPE>
 static __device__ __forceinline__ uint32_t store_hadamard(const struct cuda_store_params &params, uint32_t side_head,
                                                           uint32_t rows, uint32_t slice, uint32_t slices) {
-    constexpr int lanes = D == 256 ? 8 : 4;
+    constexpr int lanes = CUDA_STORE_LANES(D);
     constexpr int chunks = D / lanes / 8;
-    constexpr uint32_t tile = THREADS / lanes;
-    uint32_t found = 0;
+    uint32_t tile = blockDim.x / lanes, found = 0;
     for (uint32_t first = slice * tile; first < rows; first += slices * tile) {
         struct place place = find_row<D>(params, side_head, first + threadIdx.x / lanes, rows);
         uint4 packed[chunks];
@@ -155,43 +168,90 @@ static __device__ __forceinline__ uint32_t store_hadamard(const struct cuda_stor
     return found;
 }
 
-/* The same with a matrix, for columns first_column .. + params.columns - 1: a warp takes TILES * 16 rows at a time. */
-template <int D, class TYPE, int THREADS>
+/* Shared memory of one warp: the rows that come next, and where each goes. */
+template <int D> struct matrix_rows {
+    static constexpr int tiles = CUDA_ROTATE_TILES(D);
+    uint4 *x;     /* [16 * tiles][D / 8], a row's swizzled so that 8 rows of the same columns lie in different banks */
+    uint8_t **to; /* [16 * tiles] */
+
+    static __device__ __forceinline__ int unit(int row, int i) { return row * (D / 8) + (i ^ row % 8); }
+
+    /* Starts fetching the rows from number `first` on. */
+    __device__ __forceinline__ void fetch(const struct cuda_store_params &params, uint32_t side_head, uint32_t first,
+                                          uint32_t rows) const {
+        int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 2 * tiles; i++) {
+            int row = 8 * i + lane / 4;
+            struct place place = find_row<D>(params, side_head, first + row, rows);
+            to[row] = place.to;
+            if (place.to && reinterpret_cast<uintptr_t>(place.from) % sizeof(uint4) == 0) {
+#pragma unroll
+                for (int c = 0; c < D / 32; c++)
+                    copy_async(&x[unit(row, 4 * c + t)], place.from + 32 * c + 8 * t);
+            } else {
+                uint4 loaded[D / 32];
+                load_row<D / 32, 4>(loaded, place);
+#pragma unroll
+                for (int c = 0; c < D / 32; c++)
+                    x[unit(row, 4 * c + t)] = loaded[c];
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    /* A operands, and where row 8i + g goes. */
+    __device__ __forceinline__ void take(uint32_t (&ret_x)[tiles][D / 16][4], uint8_t *(&ret_to)[2 * tiles]) const {
+        int lane = threadIdx.x % 32;
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < tiles; m++)
+#pragma unroll
+            for (int step = 0; step < D / 16; step++)
+                load_matrices(ret_x[m][step], &x[unit(16 * m + lane % 16, 2 * step + lane / 16)]);
+#pragma unroll
+        for (int i = 0; i < 2 * tiles; i++)
+            ret_to[i] = to[8 * i + lane / 4];
+        __syncwarp(); /* all of it has been read before it is written again */
+    }
+};
+
+/* The same with a matrix, for columns first_column .. + params.columns - 1. */
+template <int D, class TYPE>
 static __device__ __forceinline__ uint32_t store_matrix(const struct cuda_store_params &params, const float *matrix,
                                                         uint32_t side_head, uint32_t first_column, uint32_t rows,
                                                         uint32_t slice, uint32_t slices) {
     extern __shared__ uint4 entries[];
-    constexpr int tiles = D == 256 ? 1 : 2;
-    constexpr uint32_t warps = THREADS / 32;
-    rotate_matrix_load<D, TYPE, THREADS>(entries, matrix, first_column, params.columns);
+    constexpr int tiles = CUDA_ROTATE_TILES(D);
+    constexpr uint32_t tile = 16 * tiles;
+    uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, found = 0;
+    uint4 *all = entries + D * params.columns / 4;
+    const struct matrix_rows<D> next = {
+        all + warp *tile *(D / 8), reinterpret_cast<uint8_t **>(all + warps * tile * (D / 8)) + warp *tile
+    };
+    uint32_t first = (slice * warps + warp) * tile, step = slices * warps * tile;
+    next.fetch(params, side_head, first, rows);
+    rotate_matrix_load<D, TYPE>(entries, matrix, first_column, params.columns);
     __syncthreads();
-    uint32_t found = 0, lane = threadIdx.x % 32;
-    for (uint32_t first = (slice * warps + threadIdx.x / 32) * tiles * 16; first < rows;
-         first += slices * warps * tiles * 16) {
-        uint4 x[tiles][2][D / 32];
-        uint8_t *to[tiles][2];
-#pragma unroll
-        for (int m = 0; m < tiles; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                struct place place = find_row<D>(params, side_head, first + 16 * m + 8 * half + lane / 4, rows);
-                load_row<D / 32, 4>(x[m][half], place);
-                to[m][half] = place.to ? place.to + first_column * 2 + lane % 4 * 16 : nullptr;
-            }
+    for (; first < rows; first += step) {
+        uint32_t x[tiles][D / 16][4];
+        uint8_t *to[2 * tiles];
+        next.take(x, to);
+        next.fetch(params, side_head, first + step, rows);
 #pragma unroll 1
         for (uint32_t chunk = 0; chunk < params.columns / CUDA_STORE_CHUNK; chunk++) {
+            uint32_t at = (first_column + chunk * CUDA_STORE_CHUNK) * 2 + threadIdx.x % 4 * 16;
             float sum[tiles][4][4];
             rotate_matrix<D, TYPE, tiles>(sum, entries, chunk, x);
 #pragma unroll
-            for (int m = 0; m < tiles; m++)
+            for (int i = 0; i < 2 * tiles; i++) {
+                uint32_t pairs[4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    uint32_t pairs[4];
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        pairs[j] = rotate_bf16::pack(sum[m][j][2 * half], sum[m][j][2 * half + 1]);
-                    found |= store_pairs(to[m][half] ? to[m][half] + chunk * CUDA_STORE_CHUNK * 2 : nullptr, pairs);
-                }
+                for (int j = 0; j < 4; j++)
+                    pairs[j] = rotate_bf16::pack(sum[i / 2][j][i % 2 * 2], sum[i / 2][j][i % 2 * 2 + 1]);
+                found |= store_pairs(to[i] ? to[i] + at : nullptr, pairs);
+            }
         }
     }
     return found;
@@ -209,8 +269,7 @@ static __device__ __forceinline__ void report(int32_t *status, uint32_t found) {
 /* All heads are rotated by the Hadamard transform. */
 template <int D, class TYPE>
 static __device__ __forceinline__ void store_all_hadamard(const struct cuda_store_params &params) {
-    report(params.status,
-           store_hadamard<D, TYPE, CUDA_STORE_THREADS>(params, blockIdx.x, count_rows(params), blockIdx.y, gridDim.y));
+    report(params.status, store_hadamard<D, TYPE>(params, blockIdx.x, count_rows(params), blockIdx.y, gridDim.y));
 }
 
 /* Some heads have a matrix: blockIdx.x counts columns / params.columns blocks a head of K or V, which share the rows where it
@@ -221,11 +280,9 @@ template <int D, class TYPE> static __device__ __forceinline__ void store_any(co
     const float *matrix = side_head % 2 ? head->rotation_v : head->rotation_k;
     uint32_t rows = count_rows(params), found;
     if (matrix)
-        found = store_matrix<D, TYPE, CUDA_ROTATE_THREADS>(params, matrix, side_head, block * params.columns, rows,
-                                                           blockIdx.y, gridDim.y);
+        found = store_matrix<D, TYPE>(params, matrix, side_head, block * params.columns, rows, blockIdx.y, gridDim.y);
     else
-        found = store_hadamard<D, TYPE, CUDA_ROTATE_THREADS>(params, side_head, rows, blockIdx.y * blocks + block,
-                                                             gridDim.y * blocks);
+        found = store_hadamard<D, TYPE>(params, side_head, rows, blockIdx.y * blocks + block, gridDim.y * blocks);
     report(params.status, found);
 }
 
@@ -234,7 +291,7 @@ template <int D, class TYPE> static __device__ __forceinline__ void store_any(co
         store_hadamard_##D##_##TYPE(const __grid_constant__ struct cuda_store_params params) {                         \
         store_all_hadamard<D, rotate_##TYPE>(params);                                                                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(CUDA_ROTATE_THREADS)                                                  \
+    extern "C" __global__ void __launch_bounds__(CUDA_ROTATE_THREADS(D))                                               \
         store_any_##D##_##TYPE(const __grid_constant__ struct cuda_store_params params) {                              \
         store_any<D, rotate_##TYPE>(params);                                                                           \
     }
@@ -246,19 +303,21 @@ STORE_KERNELS(128, fp16)
 STORE_KERNELS(256, bf16)
 STORE_KERNELS(256, fp16)
 
-/* Block (x, p) reads piece x of page p. */
+/* Blocks (.., p) read page p. */
 extern "C" __global__ void __launch_bounds__(CUDA_INSPECT_THREADS)
     store_inspect(const __grid_constant__ struct cuda_inspect_params params) {
     constexpr int loads = CUDA_INSPECT_BYTES / CUDA_INSPECT_THREADS / sizeof(uint4);
-    const uint4 *from = reinterpret_cast<const uint4 *>(params.pages[blockIdx.y]) +
-                        static_cast<uint64_t>(blockIdx.x) * loads * CUDA_INSPECT_THREADS + threadIdx.x;
-    uint4 words[loads];
+    const uint4 *page = reinterpret_cast<const uint4 *>(params.pages[blockIdx.y]) + threadIdx.x;
     uint32_t found = 0;
+    for (uint32_t piece = blockIdx.x; piece < params.pieces; piece += gridDim.x) {
+        const uint4 *from = page + static_cast<uint64_t>(piece) * loads * CUDA_INSPECT_THREADS;
+        uint4 words[loads];
 #pragma unroll
-    for (int i = 0; i < loads; i++)
-        words[i] = __ldcs(from + i * CUDA_INSPECT_THREADS);
+        for (int i = 0; i < loads; i++)
+            words[i] = __ldcs(from + i * CUDA_INSPECT_THREADS);
 #pragma unroll
-    for (int i = 0; i < loads; i++)
-        found |= excess(words[i].x) | excess(words[i].y) | excess(words[i].z) | excess(words[i].w);
+        for (int i = 0; i < loads; i++)
+            found |= excess(words[i].x) | excess(words[i].y) | excess(words[i].z) | excess(words[i].w);
+    }
     report(&params.status[blockIdx.y], found);
 }

@@ -5,9 +5,14 @@
 
 #include "kernels/cuda/layout.h"
 
-#define CUDA_STORE_PAGES 256     /* of one launch */
-#define CUDA_STORE_THREADS 256   /* of a block, Hadamard */
-#define CUDA_ROTATE_THREADS 512  /* of a block, matrices */
+#define CUDA_STORE_PAGES 256           /* of one launch */
+#define CUDA_STORE_THREADS 512         /* of a block, Hadamard */
+#define CUDA_STORE_LANES(d) ((d) / 16) /* of a row there */
+/* Of a block that multiplies with a matrix of d columns: threads at most, groups of 16 rows that a warp takes at a time, bytes of
+ * shared memory for `columns` columns of the matrix (two terms) and for the rows that come next. */
+#define CUDA_ROTATE_THREADS(d) ((d) == 256 ? 256 : 512)
+#define CUDA_ROTATE_TILES(d) ((d) == 256 ? 1 : 2)
+#define CUDA_ROTATE_BYTES(d, columns, threads) ((d) * (columns)*4 + CUDA_ROTATE_TILES(d) * ((d) + 4) * (threads))
 #define CUDA_STORE_CHUNK 32      /* columns of a matrix: a block takes a multiple of them */
 #define CUDA_INSPECT_THREADS 256 /* of a block */
 #define CUDA_INSPECT_BYTES 16384 /* of a page that one block reads: they divide every page */
@@ -31,6 +36,8 @@ struct cuda_store_params {
 
 struct cuda_inspect_params {
     int32_t *status; /* [pages] receives OSCAR_ERR_NOT_FINITE */
+    uint32_t pieces; /* of CUDA_INSPECT_BYTES bytes in a page */
+    uint32_t padding;
     uint64_t pages[CUDA_STORE_PAGES];
 };
 

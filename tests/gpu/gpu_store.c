@@ -189,7 +189,8 @@ static void check_matrix_row(const float *matrix, uint32_t d, uint32_t dtype, co
         double sum_error = SUM_ERROR * magnitude[j];
         double error = fabs(oscar_bf16_to_float(found[j]) - exact[j]);
         if (!(error <= sum_error + BF16_ERROR * (fabs(exact[j]) + sum_error) + LEAST_ERROR))
-            fail_msg("element %u is off by %g: %g, sum of magnitudes %g", j, error, exact[j], magnitude[j]);
+            fail_msg("d %u, type %u: element %u is %g instead of %g; sum of magnitudes %g", d, dtype, j,
+                     (double)oscar_bf16_to_float(found[j]), exact[j], magnitude[j]);
     }
 }
 
