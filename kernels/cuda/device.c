@@ -216,14 +216,15 @@ static int device_open(const struct oscar_device_options *options, struct oscar_
     return 0;
 }
 
+/* The driver fails what is given back to a lost context, which is fine. Where work hangs it might wait for that: then all of it is
+ * left to the end of the process. */
 static void device_close(struct oscar_device *device) {
-    if (!device)
+    if (!device || atomic_load(&device->hangs))
         return;
-    /* A lost context has nothing left to give back. */
-    if (cuda_enter(device, NULL) == 0) {
-        close_parts(device);
+    bool inside = cuda_enter(device, NULL) == 0;
+    close_parts(device);
+    if (inside)
         cuda_leave(device);
-    }
     (void)device->driver->cuDevicePrimaryCtxRelease(device->device);
     pthread_mutex_destroy(&device->lock);
     free(device);

@@ -79,5 +79,7 @@ int cuda_ipc_map(struct oscar_device *device, const struct cuda_ipc_handle *hand
                           "the chunk's IPC handle is for %" PRIu64 " bytes where %" PRIu64 " are needed", handle->bytes,
                           bytes);
     CUresult result = device->driver->cuIpcOpenMemHandle(ret, handle->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result == CUDA_ERROR_INVALID_CONTEXT)
+        return oscar_fail(cause, OSCAR_ERR_INVALID, "an IPC handle does not open in the process that made it");
     return cuda_device_result(device, result, "cuIpcOpenMemHandle", cause);
 }

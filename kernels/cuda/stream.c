@@ -77,8 +77,14 @@ int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns,
 
 int cuda_settle(struct oscar_device *device, CUstream stream, struct oscar_cause *cause) {
     int r = cuda_wait(device, stream, CUDA_PATIENCE_NS, cause);
-    if (r != OSCAR_ERR_TIMEOUT)
+    if (r == 0)
+        return 0;
+    if (r != OSCAR_ERR_TIMEOUT) {
+        /* It is the waiting that failed: the caller may give back what the work uses all the same. */
+        if (!atomic_load(&device->lost))
+            (void)device->driver->cuStreamSynchronize(stream);
         return r;
+    }
     atomic_store(&device->hangs, true);
     atomic_store(&device->lost, true);
     return oscar_fail(cause, OSCAR_ERR_DEVICE, "%s hangs: work is not done after a minute", device->id);
@@ -384,10 +390,10 @@ int cuda_fences_register(struct oscar_device *device, void *memory, size_t bytes
 }
 
 void cuda_fences_unregister(struct oscar_device *device, void *memory) {
-    if (cuda_enter(device, NULL) < 0)
-        return;
+    bool inside = cuda_enter(device, NULL) == 0;
     (void)device->driver->cuMemHostUnregister(memory);
-    cuda_leave(device);
+    if (inside)
+        cuda_leave(device);
 }
 
 int cuda_fence_signal(struct oscar_stream_impl *stream, oscar_fence_slot *slot, uint64_t value) {

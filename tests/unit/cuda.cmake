@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA backend's host side, on a driver library without a GPU.
+if(OSCAR_WITH_CUDA)
+  add_library(fake_cuda SHARED ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda.c ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda_rest.c)
+  target_include_directories(fake_cuda SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
+  target_link_libraries(fake_cuda PRIVATE oscar_options Threads::Threads)
+
+  # oscar_cuda_test(NAME [LABELS ...] SOURCES ...)
+  function(oscar_cuda_test name)
+    oscar_test(${name} ${ARGN} ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda_reset.c
+      ${PROJECT_SOURCE_DIR}/tests/support/kernel_fixture.c LIBS oscar_kernels)
+    target_compile_definitions(${name} PRIVATE FAKE_CUDA_LIBRARY="$<TARGET_FILE:fake_cuda>")
+    add_dependencies(${name} fake_cuda)
+  endfunction()
+
+  oscar_cuda_test(cuda_driver SOURCES cuda_driver.c)
+  target_link_options(cuda_driver PRIVATE -Wl,--wrap=access)
+  oscar_cuda_test(cuda_memory SOURCES cuda_memory.c)
+  oscar_cuda_test(cuda_failures SOURCES cuda_failures.c)
+  oscar_cuda_test(cuda_stream LABELS unit tsan SOURCES cuda_stream.c)
+  oscar_cuda_test(cuda_calibration SOURCES cuda_calibration.c)
+endif()
