@@ -204,6 +204,10 @@ void rig_client_gone(struct rig_client *client) {
 void rig_client_exited(struct rig_client *client) {
     store_client_exited(client->rig->store, client->client);
     rig_verify(client->rig);
+    rig_client_forget(client);
+}
+
+void rig_client_forget(struct rig_client *client) {
     (void)munmap(client->window, OSCAR_WINDOW_BYTES);
     free(client->fences);
     free(client);
@@ -365,7 +369,7 @@ int rig_seq_reserve(struct rig_seq *seq, uint32_t tokens) {
     struct oscar_request request = {.verb = OSCAR_SEQ_RESERVE, .seq_reserve = {seq->handle, tokens}};
     struct oscar_reply reply = {0};
     int r = rig_request(seq->client, &request, &reply);
-    if (r < 0)
+    if (r != 0)
         return r;
     uint32_t before = seq->pages;
     seq->reserved = reply.seq_reserve.reserved_tokens;
@@ -412,7 +416,7 @@ int rig_seq_compute(struct rig_seq *seq, const uint32_t *tokens, uint32_t count)
     int r = rig_seq_reserve(seq, count);
     if (r == 0)
         r = rig_seq_advance(seq, tokens, count);
-    if (r < 0)
+    if (r != 0)
         return r;
     rig_seq_signal(seq);
     rig_settle(seq->client->rig);

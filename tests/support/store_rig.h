@@ -93,6 +93,7 @@ int rig_model_open(struct rig_client *client, const struct oscar_identity *ident
                    struct oscar_calibration *calibration, struct oscar_reply *ret, struct oscar_cause *cause);
 void rig_client_gone(struct rig_client *client);   /* its connection ends */
 void rig_client_exited(struct rig_client *client); /* and its process: the struct is freed */
+void rig_client_forget(struct rig_client *client); /* the struct alone, whose exit the store knows of */
 void rig_client_free(struct rig_client *client);   /* both */
 int rig_request(struct rig_client *client, struct oscar_request *request, struct oscar_reply *ret);
 

@@ -4,6 +4,6 @@ oscar_library(oscar_store_rig ${PROJECT_SOURCE_DIR}/tests/support/fake_device.c 
   ${PROJECT_SOURCE_DIR}/tests/support/store_oracle.c)
 target_link_libraries(oscar_store_rig PUBLIC oscar_store PkgConfig::CMOCKA)
 
-foreach(subject clients flight flush index life random space)
+foreach(subject clients device flight flush index life random space)
   oscar_test(store_${subject} SOURCES store_${subject}.c LIBS oscar_store_rig)
 endforeach()

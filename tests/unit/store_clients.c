@@ -305,6 +305,33 @@ static void a_dead_clients_sequences_are_gone_from_every_count(void **state) {
     }
 }
 
+static void nobody_waits_for_ever_on_the_counter_of_a_dead_client(void **state) {
+    (void)state;
+    struct rig_seq *open = open_seq(a, 0), *behind = open_seq(a, 0), *closed = open_seq(a, 0), *done = open_seq(a, 0);
+    assert_int_equal(rig_seq_reserve(behind, 2 * PAGE), 0);
+    assert_int_equal(rig_seq_advance(behind, tokens, 2 * PAGE), 0); /* its stream never comes to it */
+    uint32_t slot[4] = {open->fence_slot, behind->fence_slot, closed->fence_slot, done->fence_slot};
+    uint64_t promised = behind->fence + 1;
+    rig_seq_close(closed, false);
+    rig_seq_close(done, true);
+    rig_settle(&rig);
+    rig_client_gone(a);
+    rig_settle(&rig);
+    assert_int_equal(a->fences[slot[1]], 0); /* it may still be running */
+    store_client_exited(rig.store, a->client);
+    rig_verify(&rig);
+    assert_true(a->fences[slot[0]] >= 1);
+    assert_int_equal(a->fences[slot[1]], promised);
+    assert_int_equal(a->fences[slot[2]], 2);
+    assert_int_equal(a->fences[slot[3]], 2);
+    rig_settle(&rig);
+    assert_int_equal(rig_probe(b, tokens, 2 * PAGE), 0); /* and nothing is taken for complete by that */
+    rig_seq_forget(open);
+    rig_seq_forget(behind);
+    rig_client_forget(a);
+    a = NULL;
+}
+
 static void a_model_of_another_identity_is_another_tree(void **state) {
     (void)state;
     rig_cache(a, tokens, 4);
@@ -380,6 +407,7 @@ int main(void) {
         TEST(what_a_dead_writer_had_finished_is_still_published),
         TEST(a_dead_reader_holds_its_pages_until_it_has_exited),
         TEST(a_dead_clients_sequences_are_gone_from_every_count),
+        TEST(nobody_waits_for_ever_on_the_counter_of_a_dead_client),
         TEST(a_model_of_another_identity_is_another_tree),
         TEST(closing_a_model_closes_what_was_opened_through_it),
         TEST(a_model_that_does_not_fit_the_budget_is_refused),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the store is made of: the hash index, the eviction order, metadata, the shapes of arenas, the worker pool. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -200,6 +201,50 @@ static void the_pool_runs_every_job_once_and_gives_it_back(void **state) {
     pool_close(pool);
 }
 
+struct blocking_job {
+    struct pool_job job;
+    pthread_mutex_t *gate;
+    void *context;
+};
+
+static void block(struct pool_job *job, void *context) {
+    struct blocking_job *blocking = (struct blocking_job *)job;
+    blocking->context = context;
+    (void)pthread_mutex_lock(blocking->gate);
+    (void)pthread_mutex_unlock(blocking->gate);
+}
+
+static void memory_does_not_wait_behind_work_and_work_that_hangs_is_seen(void **state) {
+    (void)state;
+    struct pool *pool;
+    int mine;
+    void *context[] = {&mine};
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER, open = PTHREAD_MUTEX_INITIALIZER;
+    assert_int_equal(pool_open(1, context, &pool, NULL), 0);
+    assert_int_equal(pool_oldest(pool), 0);
+    struct blocking_job hangs = {.job.run = block, .gate = &gate}, waits = hangs;
+    struct blocking_job memory = {.job.run = block, .gate = &open, .context = &mine};
+    (void)pthread_mutex_lock(&gate);
+    pool_submit(pool, &hangs.job, POOL_ORDINARY);
+    pool_submit(pool, &waits.job, POOL_URGENT);
+    uint64_t oldest = 0;
+    while (oldest == 0)
+        oldest = pool_oldest(pool);
+    pool_submit(pool, &memory.job, POOL_MEMORY);
+    struct pool_job *finished = NULL;
+    while (!finished)
+        finished = pool_take(pool);
+    assert_ptr_equal(finished, &memory.job);
+    assert_null(memory.context);
+    assert_int_equal(pool_oldest(pool), oldest);
+    (void)pthread_mutex_unlock(&gate);
+    pool_wait(pool);
+    assert_int_equal(pool_oldest(pool), 0);
+    assert_ptr_equal(hangs.context, &mine);
+    assert_ptr_equal(waits.context, &mine);
+    pool_close(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_index_finds_what_is_in_it_while_it_grows),
@@ -208,6 +253,7 @@ int main(void) {
         cmocka_unit_test(metadata_takes_less_than_500_bytes_a_page),
         cmocka_unit_test(every_metric_has_a_name_a_unit_and_a_help_of_its_own),
         cmocka_unit_test(the_pool_runs_every_job_once_and_gives_it_back),
+        cmocka_unit_test(memory_does_not_wait_behind_work_and_work_that_hangs_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
