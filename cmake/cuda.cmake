@@ -14,6 +14,7 @@ if(OSCAR_NVCC AND NOT OSCAR_CUDA STREQUAL "OFF")
   file(REAL_PATH ${OSCAR_NVCC} nvcc)
   cmake_path(GET nvcc PARENT_PATH nvcc_folder)
   find_path(OSCAR_CUDA_INCLUDE cuda.h PATHS ${nvcc_folder}/../include REQUIRED)
+  find_program(OSCAR_COMPUTE_SANITIZER compute-sanitizer PATHS ${nvcc_folder})
 endif()
 
 # oscar_cuda_image(target name source [nvcc options]): compiles kernels to one image for all architectures (and PTX of the newest one, for those to

@@ -37,3 +37,20 @@ function(oscar_test name)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()
+
+# oscar_gpu_twin(NAME [PROCESSES]): the test NAME once more on a GPU (NAME_cuda, label `gpu`), by ./dev gpu-test alone. With PROCESSES,
+# where several processes share the GPU, it runs under MPS too (label `gpu-processes`).
+function(oscar_gpu_twin name)
+  cmake_parse_arguments(T "PROCESSES" "" "" ${ARGN})
+  if(NOT OSCAR_WITH_CUDA)
+    return()
+  endif()
+  set(labels gpu)
+  if(T_PROCESSES)
+    list(APPEND labels gpu-processes)
+  endif()
+  get_test_property(${name} TIMEOUT timeout)
+  add_test(NAME ${name}_cuda COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name}_cuda PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} RUN_SERIAL ON
+    SKIP_RETURN_CODE 77 ENVIRONMENT OSCAR_TEST_BACKEND=cuda)
+endfunction()

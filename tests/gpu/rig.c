@@ -21,6 +21,11 @@ static const char *backend(void) {
     return given && *given ? given : "cuda";
 }
 
+bool rig_small(void) {
+    const char *given = getenv("OSCAR_TEST_SMALL");
+    return given && *given;
+}
+
 bool rig_on_gpu(void) { return strcmp(backend(), "cuda") == 0; }
 
 static struct oscar_stream_impl *open_stream(struct rig *rig, bool asynchronous) {

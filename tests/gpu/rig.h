@@ -17,6 +17,9 @@ struct rig {
 };
 
 bool rig_on_gpu(void); /* whether the backend under test is cuda */
+/* Whether OSCAR_TEST_SMALL is set: compute-sanitizer makes kernels a hundred times slower, so what is done in bulk, or takes many GiB,
+ * is to be as small as on the host. */
+bool rig_small(void);
 
 struct rig *rig_open(void);
 void rig_close(struct rig *rig); /* with all memory */

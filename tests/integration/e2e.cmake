@@ -18,6 +18,7 @@ add_dependencies(oscar_e2e oscard)
 foreach(subject
     bad_input batch death devices events fence flush full identity large_pool partial restart share soak stopped)
   oscar_test(e2e_${subject} LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
+  oscar_gpu_twin(e2e_${subject} PROCESSES)
 endforeach()
 
 add_test(NAME failures_are_covered COMMAND ${PROJECT_SOURCE_DIR}/tests/check_failures.sh)
