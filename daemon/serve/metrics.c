@@ -17,6 +17,8 @@ static uint64_t sessions_quarantined(const struct serve *serve) {
     return count;
 }
 
+static uint64_t device_bytes(const struct serve *serve) { return serve->device_bytes; }
+
 static uint64_t descriptors_refused(const struct serve *serve) { return loop_descriptors_received(serve->loop); }
 
 static uint64_t lines_dropped(const struct serve *serve) {
@@ -35,6 +37,7 @@ static const struct {
     uint64_t (*value)(const struct serve *serve); /* NULL: at `offset` */
     const char *help;
 } rows[] = {
+    {"oscard_device_memory_bytes", "bytes", false, false, VALUE(device_bytes), "Memory of the device, whoever uses it"},
     {"oscard_clients", "connections", false, false, VALUE(clients_now), "Clients now"},
     {"oscard_clients_quarantined", "connections", false, false, VALUE(sessions_quarantined),
      "Ended connections whose process lives and may still read pages"},
@@ -79,8 +82,19 @@ static void fill(struct oscar_metric *ret, size_t row, const char *labels, uint6
     snprintf(ret->help, sizeof(ret->help), "%s", rows[row].help);
 }
 
+/* Always 1: a dashboard joins the other series with its labels. */
+static void fill_device(const struct serve *serve, struct oscar_metric *ret) {
+    *ret = (struct oscar_metric){
+        .value = 1, .unit = "devices", .name = "oscard_device_info", .help = "The device that serves"};
+    snprintf(ret->labels, sizeof(ret->labels), "backend=\"%.16s\",device=\"%.64s\",share=\"%s\"", serve->ops->name,
+             serve->ops->device_id(serve->device),
+             serve->ops->device_share(serve->device) == OSCAR_SHARE_IPC ? "ipc" : "vmm");
+}
+
 uint32_t serve_metrics(const struct serve *serve, struct oscar_metric *ret, uint32_t capacity) {
     uint32_t count = 0;
+    if (count < capacity)
+        fill_device(serve, &ret[count++]);
     for (size_t row = 0; row < sizeof(rows) / sizeof(rows[0]); row++) {
         const uint64_t *values = (const uint64_t *)(const void *)((const char *)serve + rows[row].offset);
         if (!rows[row].verbs) {

@@ -119,6 +119,7 @@ int serve_new(const struct serve_options *options, struct serve **ret, struct os
     serve->config = options->config;
     serve->ops = options->ops;
     serve->device = options->device;
+    serve->device_bytes = options->device_bytes;
     serve->listener = serve->directory_events = -1;
     TAILQ_INIT(&serve->silent);
     /* Good clients come in crowds; faults of the same kind are told a few times. */

@@ -55,6 +55,7 @@ struct serve {
     const struct config *config;
     const struct oscar_device_ops *ops;
     struct oscar_device *device;
+    uint64_t device_bytes;
     struct store *store;
     uint64_t incarnation;
 

@@ -100,6 +100,16 @@ static void counters_count_what_happens(void **state) {
     nn_close(fd);
 }
 
+static void statistics_name_the_device_and_its_memory(void **state) {
+    const struct test_daemon *daemon = *state;
+    int fd = connect_to(daemon->admin, NN_REQ);
+    uint64_t memory = metric(fd, "oscard_device_memory_bytes", "");
+    assert_in_range(memory, metric(fd, "oscar_memory_budget_bytes", ""),
+                    (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+    assert_int_equal(metric(fd, "oscard_device_info", "backend=\"host\",device=\"host\",share=\"vmm\""), 1);
+    nn_close(fd);
+}
+
 static void metrics_have_unique_names_units_and_help(void **state) {
     const struct test_daemon *daemon = *state;
     int fd = connect_to(daemon->admin, NN_REQ);
@@ -291,6 +301,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(version_says_what_serves),
         cmocka_unit_test(counters_count_what_happens),
+        cmocka_unit_test(statistics_name_the_device_and_its_memory),
         cmocka_unit_test(metrics_have_unique_names_units_and_help),
         cmocka_unit_test(events_are_numbered_and_agree_with_the_snapshot),
         cmocka_unit_test(nonsense_is_answered_with_an_error_and_too_much_with_nothing),

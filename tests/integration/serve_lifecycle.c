@@ -231,7 +231,14 @@ static void configuration_errors_exit_with_78_and_usage_with_64(void **state) {
     assert_int_equal(RUN(output, "--config", "/nonexistent.conf"), EX_CONFIG);
     assert_int_equal(RUN(output, "--check-config", "--limits-clients", "0"), EX_CONFIG);
     assert_int_equal(RUN(output, "--frobnicate"), EX_USAGE);
-    assert_int_equal(RUN(output, "--backend", "cuda", "--runtime-dir", "/tmp"), EX_UNAVAILABLE);
+    /* With a GPU or without. */
+    assert_int_equal(RUN(output, "--backend", "cuda", "--device", "GPU-00000000-0000-0000-0000-000000000000",
+                         "--runtime-dir", "/tmp"),
+                     EX_UNAVAILABLE);
+    assert_int_equal(RUN(output, "--backend", "host", "--budget", "4096T", "--runtime-dir", "/tmp"), EX_CONFIG);
+    expect_text(output, "[memory] budget of 4503599627370496 bytes: host has ");
+    assert_int_equal(RUN(output, "--check-config", "--backend", "cuda", "--gpu-memory", "60%"), 0);
+    expect_text(output, "gpu_memory = 60%");
     assert_int_equal(RUN(output, "--check-config", "--budget", "7M"), 0);
     expect_text(output, "budget = 7M");
     assert_int_equal(RUN(output, "--print-config"), 0);

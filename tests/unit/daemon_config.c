@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "oscar/device.h"
+
 #include "daemon/config_table.h"
 #include "tests/support/cmocka_order.h"
 
@@ -68,6 +70,10 @@ static void an_empty_file_gives_the_defaults(void **state) {
     assert_int_equal(config->clients, 1024);
     assert_int_equal(config->max_context_tokens, 1048576);
     assert_string_equal(config->backend, "auto");
+    assert_string_equal(config->device, "");
+    assert_int_equal(config->share, OSCAR_SHARE_AUTO);
+    assert_int_equal(config->watchdog_seconds, 60);
+    assert_int_equal(config->gpu_memory.bytes + config->gpu_memory.percent, 0);
     config_free(config);
     config_free(NULL);
 }
@@ -85,6 +91,28 @@ static void the_environment_wins_over_the_file_and_flags_over_both(void **state)
     assert_int_equal(config->clients, 2);
     assert_int_equal(config->budget.bytes, UINT64_C(3) << 30);
     config_free(config);
+}
+
+static void the_device_has_flags_of_its_own(void **state) {
+    (void)state;
+    static const char *const flags[] = {"--backend", "cuda",         "--device", "GPU-0123", "--gpu-share",
+                                        "ipc",       "--gpu-memory", "60%",      NULL};
+    write_file(RUNTIME "[memory]\ngpu_memory = 40G\n");
+    struct config *config = NULL;
+    struct oscar_cause cause = {0};
+    assert_int_equal(load(flags, NO_ENVIRONMENT, &config, &cause), 0);
+    assert_string_equal(config->backend, "cuda");
+    assert_string_equal(config->device, "GPU-0123");
+    assert_int_equal(config->share, OSCAR_SHARE_IPC);
+    assert_int_equal(config->gpu_memory.percent, 60);
+    config_free(config);
+    /* Not set is a value, too: a flag can take a file's back. */
+    static const char *const none[] = {"--gpu-memory=", NULL};
+    assert_int_equal(load(none, NO_ENVIRONMENT, &config, &cause), 0);
+    assert_int_equal(config->gpu_memory.bytes + config->gpu_memory.percent, 0);
+    config_free(config);
+    REFUSED("[memory]\ngpu_memory = 1\n", "a size of at least 1M");
+    REFUSED("[device]\nshare = nvlink\n", "one of auto, vmm, ipc");
 }
 
 static void flags_have_long_and_short_names_and_take_values_both_ways(void **state) {
@@ -394,6 +422,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_empty_file_gives_the_defaults),
         cmocka_unit_test(the_environment_wins_over_the_file_and_flags_over_both),
+        cmocka_unit_test(the_device_has_flags_of_its_own),
         cmocka_unit_test(flags_have_long_and_short_names_and_take_values_both_ways),
         cmocka_unit_test(wrong_command_lines_are_refused),
         cmocka_unit_test(syntax_is_that_of_systemd),
