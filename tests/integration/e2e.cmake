@@ -21,5 +21,11 @@ foreach(subject
   oscar_gpu_twin(e2e_${subject} PROCESSES)
 endforeach()
 
+# A device that hangs or fails on command, in place of the one that oscard would find.
+add_executable(hanging_oscard ${PROJECT_SOURCE_DIR}/daemon/main.c ${PROJECT_SOURCE_DIR}/tests/support/hanging_oscard.c)
+target_link_libraries(hanging_oscard PRIVATE oscar_daemon)
+oscar_test(e2e_hang LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_hang.c LIBS oscar_e2e)
+add_dependencies(e2e_hang hanging_oscard)
+
 add_test(NAME failures_are_covered COMMAND ${PROJECT_SOURCE_DIR}/tests/check_failures.sh)
 set_tests_properties(failures_are_covered PROPERTIES LABELS unit)

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROGRAM OSCAR_BUILD_DIR "/daemon/oscard"
+#define OSCARD OSCAR_BUILD_DIR "/daemon/oscard"
 #define DEADLINE_MS 30000 /* of a start or stop on a busy machine, with sanitizers */
 #define MAX_ARGS 64
 
@@ -57,7 +57,8 @@ const char *daemon_backend(void) {
 }
 
 __attribute__((noreturn)) static void exec_daemon(const struct test_daemon *daemon) {
-    const char *args[MAX_ARGS] = {PROGRAM,     "--daemon-runtime-dir", daemon->directory, "--budget", "256M",
+    const char *program = getenv("OSCAR_TEST_OSCARD") != NULL ? getenv("OSCAR_TEST_OSCARD") : OSCARD;
+    const char *args[MAX_ARGS] = {program,     "--daemon-runtime-dir", daemon->directory, "--budget", "256M",
                                   "--backend", daemon_backend()};
     size_t count = 7;
     for (const char *const *extra = daemon->extra_args; extra != NULL && *extra != NULL && count < MAX_ARGS - 1;
@@ -74,7 +75,7 @@ __attribute__((noreturn)) static void exec_daemon(const struct test_daemon *daem
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (daemon->before_exec != NULL)
         daemon->before_exec(daemon);
-    execv(PROGRAM, (char *const *)(void *)args);
+    execv(program, (char *const *)(void *)args);
     _exit(127);
 }
 
@@ -133,7 +134,7 @@ struct test_daemon *daemon_start(const char *const *extra_args) {
     return daemon_start_prepared(extra_args, NULL);
 }
 
-static int await_exit(struct test_daemon *daemon) {
+int daemon_await_exit(struct test_daemon *daemon) {
     if (!wait_readable(daemon->pidfd, DEADLINE_MS)) {
         show_log(daemon);
         DIE("the daemon does not exit");
@@ -171,7 +172,7 @@ static void remove_flat(const char *directory) {
 int daemon_terminate(struct test_daemon *daemon) {
     if (kill(daemon->pid, SIGTERM) < 0)
         DIE("kill: %m");
-    return await_exit(daemon);
+    return daemon_await_exit(daemon);
 }
 
 void daemon_stop(struct test_daemon *daemon) {
@@ -217,7 +218,7 @@ void daemon_resume(const struct test_daemon *daemon) {
 void daemon_kill(struct test_daemon *daemon) {
     if (kill(daemon->pid, SIGKILL) < 0)
         DIE("kill: %m");
-    (void)await_exit(daemon);
+    (void)daemon_await_exit(daemon);
 }
 
 void daemon_start_again(struct test_daemon *daemon) { launch(daemon); }
@@ -282,7 +283,7 @@ int daemon_run(const char *const *args, char *ret_output, size_t capacity) {
     if (pid < 0)
         DIE("fork: %m");
     if (pid == 0) {
-        const char *all[MAX_ARGS] = {PROGRAM};
+        const char *all[MAX_ARGS] = {OSCARD};
         for (size_t i = 0; args[i] != NULL && i < MAX_ARGS - 2; i++)
             all[i + 1] = args[i];
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -290,7 +291,7 @@ int daemon_run(const char *const *args, char *ret_output, size_t capacity) {
         unsetenv("JOURNAL_STREAM");
         if (dup2(output[1], STDOUT_FILENO) < 0 || dup2(output[1], STDERR_FILENO) < 0)
             _exit(126);
-        execv(PROGRAM, (char *const *)(void *)all);
+        execv(OSCARD, (char *const *)(void *)all);
         _exit(127);
     }
     close(output[1]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A real oscard for a test: started in a private directory under /tmp, killed with the test. The event loop's engine
- * follows OSCARD_DAEMON_IO_ENGINE, so a suite runs under either. What goes wrong here ends the test program with a
- * message.
+ * follows OSCARD_DAEMON_IO_ENGINE, so a suite runs under either; $OSCAR_TEST_OSCARD is started in its place where it is set. What goes
+ * wrong here ends the test program with a message.
  */
 #ifndef OSCAR_TESTS_SUPPORT_DAEMON_H
 #define OSCAR_TESTS_SUPPORT_DAEMON_H
@@ -37,6 +37,8 @@ void daemon_stop(struct test_daemon *daemon);
 
 /* SIGTERM; returns the status as waitpid() has it. */
 int daemon_terminate(struct test_daemon *daemon);
+/* The same for one that ends by itself. */
+int daemon_await_exit(struct test_daemon *daemon);
 
 /* Both as a cmocka test's or group's setup and teardown: its state is the daemon, started without extra arguments. */
 int daemon_setup(void **state);

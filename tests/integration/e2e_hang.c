@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device that hangs or fails under a daemon with workers: what is still answered, and how the daemon ends. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <sysexits.h>
+#include <unistd.h>
+/* cmocka needs the headers above */
+#include <cmocka.h>
+
+#include "tests/integration/e2e_daemon.h"
+#include "tests/integration/e2e_model.h"
+
+#define TOKENS 640U
+#define CALL_MS 5000U /* more than any answer takes that needs no device */
+
+static char control_path[64]; /* what hanging_oscard.c looks at */
+static int control = -1;
+
+static void start(void **state, const char *watchdog_seconds) {
+    static const char *flags[] = {"--memory-chunk", "1M", "--device-watchdog-seconds", NULL, NULL};
+    snprintf(control_path, sizeof(control_path), "/tmp/oscar-hang-XXXXXX");
+    control = mkostemp(control_path, O_CLOEXEC);
+    assert_true(control >= 0);
+    setenv("OSCAR_TEST_DEVICE", control_path, 1);
+    setenv("OSCAR_TEST_OSCARD", OSCAR_BUILD_DIR "/tests/integration/hanging_oscard", 1);
+    flags[3] = watchdog_seconds;
+    *state = daemon_start(flags);
+}
+
+static int stop(void **state) {
+    daemon_stop(*state);
+    close(control);
+    unlink(control_path);
+    return 0;
+}
+
+/* The daemon is expected to have ended by itself, and to have left no socket behind: then the next one starts as the first. */
+static void check_end(struct test_daemon *daemon, const char *cause) {
+    int status = daemon_await_exit(daemon);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), EX_OSERR);
+    assert_int_equal(daemon_log_count(daemon, "the device has failed"), 1);
+    assert_int_equal(daemon_log_count(daemon, cause), 1);
+    assert_int_equal(access(daemon->socket, F_OK), -1);
+    assert_int_equal(access(daemon->admin, F_OK), -1);
+}
+
+static void cache(struct e2e_worker *worker, const struct text *text) {
+    struct oscar_seq *seq = e2e_open(worker, text, TOKENS, 0);
+    e2e_extend(worker, seq, text, TOKENS);
+    oscar_seq_close(seq);
+}
+
+static void while_the_device_hangs_all_is_answered_that_needs_none(void **state) {
+    start(state, "3");
+    struct test_daemon *daemon = *state;
+    struct e2e_worker reader, late;
+    struct text cached = {0}, other = {0};
+    text_append(&cached, 1, TOKENS);
+    text_append(&other, 2, TOKENS);
+    e2e_worker_open(&reader, daemon->socket, "reader");
+    e2e_worker_open(&late, daemon->socket, "late");
+    cache(&reader, &cached);
+    e2e_wait_metric(daemon, E2E_ENDING, 0);
+    e2e_wait_metric(daemon, E2E_PACKED, 9);
+
+    assert_int_equal(flock(control, LOCK_EX), 0);
+    oscar_client_set_timeout(late.client, 100);
+    /* It waits for a chunk in vain. */
+    struct oscar_seq *waiting = e2e_open(&late, &other, TOKENS, 0);
+    REFUSED(oscar_seq_reserve(waiting, TOKENS), OSCAR_ERR_TIMEOUT);
+    oscar_client_set_timeout(reader.client, CALL_MS);
+    for (uint32_t round = 0; round < 30; round++) {
+        assert_int_equal(e2e_probe(&reader, &cached, TOKENS), TOKENS);
+        struct oscar_seq *hit = e2e_open(&reader, &cached, TOKENS, 0);
+        assert_int_equal(e2e_info(hit).hit_tokens, TOKENS);
+        e2e_check_some(&reader, hit, &cached, TOKENS, &(uint64_t){round}, 4);
+        oscar_seq_close(hit);
+        assert_true(e2e_metric(daemon, E2E_USED) > 0);
+    }
+    assert_int_equal(e2e_flush(daemon).flush.pages_freed, 10);
+    assert_int_equal(e2e_probe(&reader, &cached, TOKENS), 0);
+
+    check_end(daemon, "has not returned for 3 s");
+    oscar_client_set_timeout(reader.client, CALL_MS);
+    struct oscar_probe_result result;
+    assert_true(oscar_probe(reader.model, cached.ids, TOKENS, &result, NULL) == OSCAR_ERR_DISCONNECTED);
+    assert_int_equal(flock(control, LOCK_UN), 0);
+    daemon_start_again(daemon);
+    oscar_seq_close(waiting);
+    e2e_worker_close(&reader);
+    e2e_worker_close(&late);
+    text_free(&cached);
+    text_free(&other);
+}
+
+static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **state) {
+    start(state, "60");
+    struct test_daemon *daemon = *state;
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 1, TOKENS);
+    e2e_worker_open(&worker, daemon->socket, "worker");
+    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
+    assert_int_equal(oscar_seq_reserve(seq, TOKENS), 0);
+    assert_int_equal(write(control, "x", 1), 1);
+    e2e_store(&worker, seq, NULL, &text, 0, TOKENS);
+    MUST(oscar_seq_advance(seq, NULL, text.ids, TOKENS));
+    check_end(daemon, "inspecting pages");
+    assert_int_equal(ftruncate(control, 0), 0);
+    daemon_start_again(daemon);
+    oscar_seq_close(seq);
+    e2e_worker_close(&worker);
+    text_free(&text);
+}
+
+static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging(void **state) {
+    start(state, "1");
+    struct test_daemon *daemon = *state;
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 1, TOKENS);
+    e2e_worker_open(&worker, daemon->socket, "worker");
+    assert_int_equal(flock(control, LOCK_EX), 0);
+    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
+    oscar_client_set_timeout(worker.client, 50);
+    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT); /* a call for memory is under way */
+    daemon_pause(daemon);
+    usleep(1500 * 1000); /* what is tested is this time itself */
+    assert_int_equal(flock(control, LOCK_UN), 0);
+    daemon_resume(daemon);
+    oscar_client_set_timeout(worker.client, CALL_MS);
+    e2e_extend(&worker, seq, &text, TOKENS);
+    e2e_check_all(&worker, seq, &text, TOKENS);
+    oscar_seq_close(seq);
+    e2e_worker_close(&worker);
+    text_free(&text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(while_the_device_hangs_all_is_answered_that_needs_none, stop),
+        cmocka_unit_test_teardown(a_device_that_fails_ends_the_daemon_with_a_status_of_its_own, stop),
+        cmocka_unit_test_teardown(a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
