@@ -12,9 +12,9 @@
  *     carries 22 bits. K is a B operand whose codes come out of the page's own byte order with one mask each: the FP16 number
  *     code * 4^f * 2^-24 (f = dim / 16 / (D / 64) is the code's place in its byte), exact. The 4^f is taken out of the query.
  *   Centre: one more product, of (C, S) of each column and pair against the table of a page's rows.
- *   Values: p * scale is FP16, relative to the page's largest scale; V's codes are B operands as K's are. The sum of p * scale *
- *     zero is a column of the same product, so that both see the same rounding; it is where the accumulators begin. They are
- *     taken over into the output after every page: a matrix unit's own sums lose bits.
+ *   Values: p * scale, relative to the page's largest scale, is two FP16 terms too; V's codes are B operands as K's are. The sum
+ *     of p * scale * zero is a column of the same product, so that both see the same rounding; it is where the accumulators
+ *     begin. They are taken over into the output after every page: a matrix unit's own sums lose bits.
  *   Dense pages are brought to the same form: rows of FP16 with a power of two as scale, zero 0.
  */
 #include "oscar/geometry.h"
@@ -26,7 +26,7 @@
 #define COLUMNS 64      /* of a tile */
 #define THREADS 128     /* of a block */
 #define WARP_COLUMNS 16 /* of a warp */
-#define STAGES 3        /* packed records on their way */
+#define STAGES 4        /* packed records in shared memory or on their way there */
 #define ROW_LANES 8     /* that share a row outside the matrix instructions, as in rotate.cuh */
 #define WARP 0xFFFFFFFFU
 
@@ -438,49 +438,55 @@ static __device__ void write_outputs(const struct cuda_prefill_params &params, c
 
 /* --- pages ------------------------------------------------------------------------------------------------------------------ */
 
-/* V's scales relative to their largest as a power of two. By one warp: lane l brings tokens 16 (l / 8) + l % 8 and that + 8. */
+/* V's scales relative to their largest as a power of two. By whole warps that have those of all tokens: lane l brings tokens
+ * 16 (l / 8) + l % 8 and that + 8, and writes them where they are its own. */
 template <int D>
-static __device__ __forceinline__ void write_v_scales(struct shared<D> &mem, uint32_t parity, const float (&scale)[2]) {
+static __device__ __forceinline__ void write_v_scales(struct shared<D> &mem, uint32_t parity, const float (&scale)[2],
+                                                      bool own) {
     uint32_t lane = threadIdx.x % 32, token = lane / 8 * 16 + lane % 8;
-    int exponent = exponent_above(lanes_max<32>(fmaxf(scale[0], scale[1])), -120);
-    mem.v_scale[parity][token] = scale[0] * power_of_2(-exponent);
-    mem.v_scale[parity][token + 8] = scale[1] * power_of_2(-exponent);
-    if (lane == 0)
+    uint32_t largest = __reduce_max_sync(WARP, max(__float_as_uint(scale[0]), __float_as_uint(scale[1])));
+    int exponent = exponent_above(__uint_as_float(largest), -120);
+    if (own) {
+        mem.v_scale[parity][token] = scale[0] * power_of_2(-exponent);
+        mem.v_scale[parity][token + 8] = scale[1] * power_of_2(-exponent);
+    }
+    if (threadIdx.x == 0)
         mem.v_unit[parity] = power_of_2(exponent);
 }
 
-/* Starts the copy of a record. Warp 0 copies each lane's scales by that lane, so that it need not wait for others to read them. */
+/* Starts the copy of a record. */
 template <int D>
 static __device__ __forceinline__ void fetch_packed(struct shared<D> &mem, uint32_t stage, cuda_page page,
                                                     uint64_t offset) {
     const uint8_t *from = reinterpret_cast<const uint8_t *>(cuda_page_address(page) + offset);
     uint8_t *to = mem.record[stage];
 #pragma unroll
-    for (uint32_t i = 16 * threadIdx.x; i < 2 * shape<D>::code_bytes; i += 16 * THREADS)
+    for (uint32_t i = 16 * threadIdx.x; i < shape<D>::record_bytes; i += 16 * THREADS)
         copy_16(to + i, from + i);
-    if (threadIdx.x < 32)
-        copy_16(to + 2 * shape<D>::code_bytes + 16 * threadIdx.x, from + 2 * shape<D>::code_bytes + 16 * threadIdx.x);
     if (threadIdx.x == 0)
         mem.index[stage] = cuda_page_index(page);
 }
 
-/* The scales of a record whose copy is done, by warp 0. Rows that no token has written may hold anything: they become zeros. */
+/* The scales of a record that is there, each warp for a quarter of the tokens. Rows that no token has written may hold anything:
+ * they become zeros. */
 template <int D>
 static __device__ __forceinline__ void prepare_packed(struct shared<D> &mem, uint32_t stage, uint32_t parity,
                                                       uint32_t rows) {
-    uint32_t lane = threadIdx.x, token = lane / 8 * 16 + lane % 8;
+    uint32_t lane = threadIdx.x % 32, token = lane / 8 * 16 + lane % 8;
     uint4 raw = *reinterpret_cast<const uint4 *>(mem.record[stage] + 2 * shape<D>::code_bytes + 16 * lane);
-    uint32_t word[2][2] = {{raw.x, raw.y}, {raw.z, raw.w}};
-    float v_scale[2];
+    uint32_t k[2] = {token < rows ? raw.x : 0, token + 8 < rows ? raw.z : 0};
+    uint32_t v[2] = {token < rows ? raw.y : 0, token + 8 < rows ? raw.w : 0};
+    float v_scale[2] = {rotate_fp16::unpack(v[0]).x, rotate_fp16::unpack(v[1]).x};
+    bool own = lane / 8 == threadIdx.x / 32;
+    if (own) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        bool written = token + 8 * i < rows;
-        float2 k = rotate_fp16::unpack(written ? word[i][0] : 0), v = rotate_fp16::unpack(written ? word[i][1] : 0);
-        mem.k_scale[parity][token + 8 * i] = make_float2(k.x / CODE_UNIT, k.y);
-        mem.v_zero[parity][token + 8 * i] = __float2half_rn(v.y);
-        v_scale[i] = v.x;
+        for (int i = 0; i < 2; i++) {
+            float2 of = rotate_fp16::unpack(k[i]);
+            mem.k_scale[parity][token + 8 * i] = make_float2(of.x / CODE_UNIT, of.y);
+            mem.v_zero[parity][token + 8 * i] = __ushort_as_half(static_cast<uint16_t>(v[i] >> 16));
+        }
     }
-    write_v_scales<D>(mem, parity, v_scale);
+    write_v_scales<D>(mem, parity, v_scale, own);
 }
 
 /* A dense row's 16 elements of one lane, FP16 in units of a power of two such that the row's largest is just below 2^15; of K
@@ -529,7 +535,7 @@ static __device__ void prepare_dense(struct shared<D> &mem, cuda_page page, uint
     if (threadIdx.x < 32) {
         uint32_t token = threadIdx.x / 8 * 16 + threadIdx.x % 8;
         float scale[2] = {mem.v_scale[0][token], mem.v_scale[0][token + 8]};
-        write_v_scales<D>(mem, 0, scale);
+        write_v_scales<D>(mem, 0, scale, true);
     }
     __syncthreads();
 }
@@ -662,12 +668,16 @@ static __device__ __forceinline__ void scale_products(float (&score)[8][4], cons
     }
 }
 
-/* Scores to p * scale V, packed as A operands: weight[i] is that of tokens 16i .. 16i + 15. What the columns have so far moves to
- * their new max. */
+/* p * scale V as A operands of two terms: [i] is that of tokens 16i .. 16i + 15. */
+struct weights {
+    uint32_t upper[4][4], lower[4][4];
+};
+
+/* Scores to weights. What the columns have so far moves to their new max. */
 template <int D>
-static __device__ __forceinline__ void soften(uint32_t (&weight)[4][4], float (&score)[8][4],
-                                              struct partial<D> &partial, const struct columns &columns,
-                                              const struct shared<D> &mem, uint32_t parity, uint32_t position) {
+static __device__ __forceinline__ void soften(struct weights &weights, float (&score)[8][4], struct partial<D> &partial,
+                                              const struct columns &columns, const struct shared<D> &mem,
+                                              uint32_t parity, uint32_t position) {
     uint32_t token = threadIdx.x % 4 * 2;
     if (position + TOKENS > columns.least) {
 #pragma unroll
@@ -705,7 +715,10 @@ static __device__ __forceinline__ void soften(uint32_t (&weight)[4][4], float (&
             float a = exp_2(fmaf(columns.unit[half], score[n][2 * half], -base[half]));
             float b = exp_2(fmaf(columns.unit[half], score[n][2 * half + 1], -base[half]));
             partial.sum[half] += a + b;
-            weight[n / 2][n % 2 * 2 + half] = rotate_fp16::pack(a * v.x, b * v.y);
+            uint32_t upper = rotate_fp16::pack(a * v.x, b * v.y);
+            float2 taken = rotate_fp16::unpack(upper);
+            weights.upper[n / 2][n % 2 * 2 + half] = upper;
+            weights.lower[n / 2][n % 2 * 2 + half] = rotate_fp16::pack(fmaf(a, v.x, -taken.x), fmaf(b, v.y, -taken.y));
         }
     }
 }
@@ -713,7 +726,7 @@ static __device__ __forceinline__ void soften(uint32_t (&weight)[4][4], float (&
 /* --- values ----------------------------------------------------------------------------------------------------------------- */
 
 template <int D>
-static __device__ __forceinline__ void add_packed_values(struct partial<D> &partial, const uint32_t (&weight)[4][4],
+static __device__ __forceinline__ void add_packed_values(struct partial<D> &partial, const struct weights &weights,
                                                          const struct shared<D> &mem, const uint8_t *record,
                                                          uint32_t parity) {
     constexpr int words = shape<D>::words;
@@ -724,7 +737,8 @@ static __device__ __forceinline__ void add_packed_values(struct partial<D> &part
         const __half *from = &mem.v_zero[parity][16 * i + lane % 4 * 2];
         uint32_t b0 = lane < 4 ? *reinterpret_cast<const uint32_t *>(from) : 0;
         uint32_t b1 = lane < 4 ? *reinterpret_cast<const uint32_t *>(from + 8) : 0;
-        rotate_fp16::multiply(zero, weight[i], b0, b1);
+        rotate_fp16::multiply(zero, weights.upper[i], b0, b1);
+        rotate_fp16::multiply(zero, weights.lower[i], b0, b1);
     }
     /* Column 0 of the product, which the first lane of four has. */
     float first[2] = {-CODE_UNIT * __shfl_sync(WARP, zero[0], lane & ~3U),
@@ -764,9 +778,11 @@ static __device__ __forceinline__ void add_packed_values(struct partial<D> &part
             for (int i = 0; i < 4; i++) {
                 uint32_t low = word[i][r] >> 8 * upper, high = word[i][words + r] >> 8 * upper;
 #pragma unroll
-                for (int f = 0; f < 4; f++)
-                    rotate_fp16::multiply(sum[f], weight[i], low & (0x00030003U << 2 * f),
-                                          high & (0x00030003U << 2 * f));
+                for (int f = 0; f < 4; f++) {
+                    const uint32_t mask = 0x00030003U << 2 * f;
+                    rotate_fp16::multiply(sum[f], weights.upper[i], low & mask, high & mask);
+                    rotate_fp16::multiply(sum[f], weights.lower[i], low & mask, high & mask);
+                }
             }
 #pragma unroll
             for (int f = 0; f < 4; f++)
@@ -779,7 +795,7 @@ static __device__ __forceinline__ void add_packed_values(struct partial<D> &part
 }
 
 template <int D>
-static __device__ __forceinline__ void add_dense_values(struct partial<D> &partial, const uint32_t (&weight)[4][4],
+static __device__ __forceinline__ void add_dense_values(struct partial<D> &partial, const struct weights &weights,
                                                         const struct shared<D> &mem) {
     uint32_t lane = threadIdx.x % 32;
     float unit = mem.v_unit[0];
@@ -790,8 +806,10 @@ static __device__ __forceinline__ void add_dense_values(struct partial<D> &parti
         for (int i = 0; i < 4; i++) {
             uint32_t v[4];
             load_matrices_turned(v, shared_address(&mem.dense.v[16 * i + lane % 16][16 * j + lane / 16 * 16]));
-            rotate_fp16::multiply(sum[0], weight[i], v[0], v[1]);
-            rotate_fp16::multiply(sum[1], weight[i], v[2], v[3]);
+            rotate_fp16::multiply(sum[0], weights.upper[i], v[0], v[1]);
+            rotate_fp16::multiply(sum[1], weights.upper[i], v[2], v[3]);
+            rotate_fp16::multiply(sum[0], weights.lower[i], v[0], v[1]);
+            rotate_fp16::multiply(sum[1], weights.lower[i], v[2], v[3]);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++)
@@ -818,13 +836,13 @@ static __device__ __forceinline__ void attend_packed(const struct cuda_prefill_p
                 params.page_turn +
                 (static_cast<uint64_t>(index) * params.frequencies + mem.frequency[4 * i + threadIdx.x % 4]) * 2);
     float score[8][4] = {};
-    uint32_t weight[4][4];
+    struct weights weights;
     packed_products<D>(score, mem, mem.record[stage]);
     scale_products<D>(score, mem, parity, columns.sum, columns.sigma);
     if (columns.pairs > 0)
         add_centre<D>(score, mem, page_turn, columns.pairs);
-    soften<D>(weight, score, partial, columns, mem, parity, position);
-    add_packed_values<D>(partial, weight, mem, mem.record[stage], parity);
+    soften<D>(weights, score, partial, columns, mem, parity, position);
+    add_packed_values<D>(partial, weights, mem, mem.record[stage], parity);
 }
 
 static __device__ __forceinline__ uint32_t rows_of(const struct cuda_batch_item &item, uint32_t index) {
@@ -839,25 +857,28 @@ static __device__ void walk_packed(const struct cuda_prefill_params &params, str
     const cuda_page *entries = params.batch.entries + item.packed_first;
     uint32_t pages = pages_below(entries, item.packed_pages, end);
     uint64_t offset = params.packed_offset + tile.kv_head * shape<D>::record_bytes;
+    if (pages == 0)
+        return;
     for (uint32_t p = 0; p < STAGES - 1; p++) {
         if (p < pages)
             fetch_packed<D>(mem, p, entries[p], offset);
         copies_commit();
     }
     cuda_page next = STAGES - 1 < pages ? entries[STAGES - 1] : 0;
-    for (uint32_t p = 0, stage = 0; p < pages; p++, stage = stage == STAGES - 1 ? 0 : stage + 1) {
-        copies_wait<STAGES - 2>();
-        if (threadIdx.x < 32) {
-            __syncwarp(); /* lane 0 wrote the index */
-            prepare_packed<D>(mem, stage, p % 2, rows_of(item, mem.index[stage]));
-        }
-        __syncthreads(); /* page p is there, page p - 1 is done with */
+    copies_wait<STAGES - 2>();
+    __syncthreads();
+    prepare_packed<D>(mem, 0, 0, rows_of(item, mem.index[0]));
+    for (uint32_t p = 0; p < pages; p++) {
+        copies_wait<STAGES - 3>();
+        __syncthreads(); /* page p is prepared, page p + 1 is there, page p - 1 is done with */
         if (p + STAGES - 1 < pages) {
-            fetch_packed<D>(mem, stage == 0 ? STAGES - 1 : stage - 1, next, offset);
+            fetch_packed<D>(mem, (p + STAGES - 1) % STAGES, next, offset);
             next = p + STAGES < pages ? entries[p + STAGES] : 0;
         }
         copies_commit();
-        attend_packed<D>(params, mem, columns, partial, stage, p % 2);
+        if (p + 1 < pages)
+            prepare_packed<D>(mem, (p + 1) % STAGES, (p + 1) % 2, rows_of(item, mem.index[(p + 1) % STAGES]));
+        attend_packed<D>(params, mem, columns, partial, p % STAGES, p % 2);
     }
     copies_wait<0>();
     __syncthreads();
@@ -877,11 +898,11 @@ static __device__ void walk_dense(const struct cuda_prefill_params &params, stru
         prepare_dense<D>(mem, entries[p], offset, rows_of(item, index));
         if (position < columns.most) {
             float score[8][4] = {};
-            uint32_t weight[4][4];
+            struct weights weights;
             dense_products<D>(score, mem);
             scale_products<D>(score, mem, 0, nothing, nothing);
-            soften<D>(weight, score, partial, columns, mem, 0, position);
-            add_dense_values<D>(partial, weight, mem);
+            soften<D>(weights, score, partial, columns, mem, 0, position);
+            add_dense_values<D>(partial, weights, mem);
         }
         __syncthreads();
     }
