@@ -123,7 +123,7 @@ static int budget_bytes(const struct daemon *daemon, uint64_t *ret, uint64_t *re
     if (bytes > total)
         return oscar_fail(cause, OSCAR_ERR_CONFIG, "[memory] %s of %" PRIu64 " bytes: %s has %" PRIu64 ": lower it",
                           gpu ? "gpu_memory" : "budget", bytes, daemon->ops->device_id(daemon->device), total);
-    if (bytes > unused)
+    if (bytes > unused && daemon->ops != oscar_device_host())
         log_warning("less of the device's memory is free than the cache may take",
                     log_number("free_bytes", (int64_t)unused), log_number("budget_bytes", (int64_t)bytes));
     *ret = bytes;

@@ -60,14 +60,17 @@ static bool packing_makes_room(const struct store *store, const struct arena *ar
            pages_on_their_way(store) * arena->shape.stride >= store->memory.options.budget_bytes / DENSE_SHARE;
 }
 
-/* After a chunk could not be made though the budget allows it. One chunk given back may help; if it does not, the cache is not thrown
- * away for a device that fails. */
+/* After a chunk could not be made though the budget allows it. One chunk given back may help, and where the device is full, with what
+ * others have there, pages are evicted for that. If it does not help, the cache is not thrown away for a device that fails. */
 static int after_failure(struct store *store, struct share *share, struct oscar_cause *cause) {
     int r = share->failure;
     share->failure = 0;
-    if (!share->retried && memory_reclaim(&store->memory)) {
-        share->retried = true;
-        return OSCAR_PARKED;
+    while (!share->retried) {
+        share->retried = memory_reclaim(&store->memory);
+        if (share->retried)
+            return OSCAR_PARKED;
+        if (r != OSCAR_ERR_NO_SPACE || !tree_evict(store))
+            break;
     }
     share->retried = false;
     return oscar_fail(cause, r, "%s", share->cause.text);

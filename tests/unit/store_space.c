@@ -268,6 +268,30 @@ static void a_failing_device_does_not_empty_the_cache(void **state) {
     rig_seq_forget(seq);
 }
 
+static void a_device_that_is_full_before_the_budget_is_gets_one_chunk_back(void **state) {
+    (void)state;
+    for (uint32_t seed = 1; seed <= 4; seed++)
+        cache(seed, 8);
+    rig_settle(&rig);
+    while (memory_reclaim(&rig.store->memory)) /* what is left is in use */
+        rig_settle(&rig);
+    struct rig_client *client = rig_client_new(&rig, "g");
+    struct rig_seq *seq = NULL;
+    assert_int_equal(rig_seq_open(client, NULL, 0, false, &seq), 0);
+    fake_device_fail(&rig.device, FAKE_CHUNK_CREATE, 1, 0, OSCAR_ERR_NO_SPACE);
+    assert_int_equal(rig_seq_reserve(seq, PAGE), 0);
+    uint64_t evicted = rig_metric(&rig, "oscar_pages_evicted_total", "");
+    assert_true(evicted > 0 && evicted < 32);
+    /* It stays full: whoever asks is told so, and costs no more than that one chunk. */
+    fake_device_fail(&rig.device, FAKE_CHUNK_CREATE, 1, 1000, OSCAR_ERR_NO_SPACE);
+    assert_int_equal(rig_seq_reserve(seq, 8 * PAGE), OSCAR_ERR_NO_SPACE);
+    assert_true(cached(1, 8) + cached(2, 8) + cached(3, 8) + cached(4, 8) > 0);
+    fake_device_fail(&rig.device, FAKE_CHUNK_CREATE, 0, 0, 0);
+    rig_seq_close(seq, true);
+    rig_settle(&rig);
+    rig_client_free(client);
+}
+
 static void each_step_of_a_seal_may_fail_and_nothing_leaks(void **state) {
     (void)state;
     uint32_t tokens[10 * PAGE];
@@ -340,6 +364,7 @@ int main(void) {
         TEST(packed_pages_leave_room_for_dense_ones),
         TEST(a_writer_that_outruns_packing_waits_for_it_and_evicts_nothing),
         TEST(a_failing_device_does_not_empty_the_cache),
+        TEST(a_device_that_is_full_before_the_budget_is_gets_one_chunk_back),
         TEST(each_step_of_a_seal_may_fail_and_nothing_leaks),
         TEST(a_blocked_device_holds_up_no_request),
     };
