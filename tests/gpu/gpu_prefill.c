@@ -23,6 +23,9 @@ static int close_rig(void **unused) {
     return 0;
 }
 
+/* Of a long context. */
+static uint32_t tokens_of(uint32_t tokens) { return rig_small() ? tokens / 50 : tokens; }
+
 static void check(struct fixture *fixture, const struct oscar_batch_limits *limits) {
     struct scene *scene = scene_open(rig, fixture, limits);
     scene_attend(scene, fixture_pick(&state, 2) == 0 ? rig->synchronous : rig->asynchronous);
@@ -116,7 +119,7 @@ static void a_prefix_of_thousands_of_packed_tokens_matches(void **unused) {
     options.forms = FIXTURE_MIXED;
     options.distinct = 12;
     struct fixture *fixture = fixture_open(&state, &options, 160);
-    fixture_add(fixture, &state, 7000 + fixture_pick(&state, 3000), 100);
+    fixture_add(fixture, &state, 100 + tokens_of(7000 + fixture_pick(&state, 3000)), 100);
     fixture_add(fixture, &state, 2000 + fixture_pick(&state, 1000), 17);
     check(fixture, NULL);
 }
@@ -131,7 +134,7 @@ static void a_million_positions_match(void **unused) {
     options.forms = FIXTURE_PACKED;
     options.query_size = 0.5F;
     struct fixture *fixture = fixture_open(&state, &options, 15700);
-    fixture_add(fixture, &state, 1000003, rows);
+    fixture_add(fixture, &state, tokens_of(1000003), rows);
     struct scene *scene = scene_open(rig, fixture, NULL);
     scene_attend(scene, rig->synchronous);
     struct oscar_attend_item *item = &fixture->item[0];
@@ -152,7 +155,7 @@ static void a_uniform_softmax_over_a_long_context_is_exact(void **unused) {
     options.query_size = 0.01F;
     options.distinct = 9;
     struct fixture *fixture = fixture_open(&state, &options, 1700);
-    fixture_add(fixture, &state, 102377, 17);
+    fixture_add(fixture, &state, tokens_of(102377), 17);
     check(fixture, NULL);
 }
 
@@ -173,7 +176,7 @@ static void sharp_softmaxes_match(void **unused) {
 
 static void random_batches_match(void **unused) {
     (void)unused;
-    for (uint32_t trial = 0; trial < 20; trial++) {
+    for (uint32_t trial = 0; trial < (rig_small() ? 6 : 20); trial++) {
         struct fixture_options options = plain(64U << fixture_pick(&state, 3), 1 + fixture_pick(&state, 9));
         options.kv_heads = 1 + fixture_pick(&state, 3);
         options.layers = 1 + fixture_pick(&state, 3);
