@@ -246,6 +246,11 @@ static int c_joins(struct scene *scene) {
     return r;
 }
 
+/* Places of dense pages in use; their padding together is less than one of them. */
+static int64_t dense_slots(const struct scene *scene, const json_t *stats) {
+    return private_daemon_metric(stats, DENSE_BYTES) / scene->dense_page_bytes;
+}
+
 /* A poll tells a worker what was packed; then its reads of the BF16 copies are over, and the daemon takes them back. */
 static bool all_is_packed(void *argument) {
     struct scene *scene = argument;
@@ -254,20 +259,24 @@ static bool all_is_packed(void *argument) {
         return false;
     json_t *stats = private_daemon_stats(&scene->daemon);
     bool packed = stats != NULL && private_daemon_metric(stats, PACKED) == PACKED_AT_END &&
-                  private_daemon_metric(stats, DENSE_BYTES) == DENSE_AT_END * scene->dense_page_bytes;
+                  dense_slots(scene, stats) == DENSE_AT_END;
     json_decref(stats);
     return packed;
 }
 
 static int take_stock(struct scene *scene) {
-    if (!wait_until(all_is_packed, scene, SETTLE_MS)) {
-        fprintf(stderr, "demo: packing does not come to an end\n");
-        return -1;
-    }
+    bool packed = wait_until(all_is_packed, scene, SETTLE_MS);
     scene->stats_table = malloc(STATS_BYTES);
     json_t *stats = private_daemon_stats(&scene->daemon);
     if (stats == NULL || scene->stats_table == NULL)
         return -1;
+    if (!packed) {
+        fprintf(stderr, "demo: packing ends with %lld of %u pages packed, and %lld instead of %u dense\n",
+                (long long)private_daemon_metric(stats, PACKED), PACKED_AT_END, (long long)dense_slots(scene, stats),
+                DENSE_AT_END);
+        json_decref(stats);
+        return -1;
+    }
     scene->pages_sink = private_daemon_metric(stats, SINK);
     scene->pages_dense = private_daemon_metric(stats, DENSE);
     scene->pages_packed = private_daemon_metric(stats, PACKED);

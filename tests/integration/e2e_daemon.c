@@ -31,11 +31,11 @@ static const char *const flags[] = {"--memory-chunk",          chunk_size,   "--
                                     "--calibration-directory", calibrations, NULL};
 
 int e2e_start(void **state, const char *budget) {
-    unsigned scale = strcmp(daemon_backend(), "cuda") == 0 ? 2 : 1, count;
+    unsigned scale = strcmp(daemon_backend(), "cuda") == 0 ? 4 : 1, count;
     char unit;
     if (sscanf(budget, "%u%c", &count, &unit) != 2)
         return -1;
-    snprintf(chunk_size, sizeof(chunk_size), "%uM", scale);
+    snprintf(chunk_size, sizeof(chunk_size), "%uM", scale > 1 ? 2 : 1);
     snprintf(budget_size, sizeof(budget_size), "%u%c", scale * count, unit);
     snprintf(calibrations, sizeof(calibrations), "/tmp/oscar-e2e-XXXXXX");
     if (mkdtemp(calibrations) == NULL)

@@ -11,7 +11,8 @@
 #include "proto/wire.h"
 #include "tests/support/daemon.h"
 
-/* For setup and teardown: chunks of 1 MiB, and a budget; both are twice that on a GPU, where a chunk has 2 MiB at least. Stopping checks that nothing is in use any more when the cache is flushed. */
+/* For setup and teardown: chunks of 1 MiB at most, and a budget; on a GPU four times that, because a chunk has 2 MiB there and holds pages
+ * of one form and one writer. Stopping checks that nothing is in use any more when the cache is flushed. */
 int e2e_start(void **state, const char *budget);
 int e2e_stop(void **state);
 

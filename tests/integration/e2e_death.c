@@ -409,7 +409,7 @@ static void pages_of_a_closed_socket_are_quarantined_until_the_process_exits(voi
     assert_true(e2e_metric(*state, E2E_QUARANTINED) >= 640 / OSCAR_PAGE_TOKENS * DENSE_PAGE);
 
     /* Others use all the rest of the memory; nobody is given a page that is still written to. */
-    enum { TEXTS = 12 };
+    enum { TEXTS = 40 };
     struct e2e_worker worker;
     struct text text[TEXTS] = {{0}};
     struct oscar_seq *seq[TEXTS];

@@ -14,6 +14,7 @@
 #include "tests/support/worker_process.h"
 
 #define WAIT_MS 10000
+#define CHURN 128U
 #define LOOKS 50U /* round trips in which something must not happen */
 
 struct hit {
@@ -111,7 +112,7 @@ static void land(struct e2e_worker *worker, const struct text *text, struct flig
     device_buffer_free(flight->out);
 }
 
-/* Fills the whole cache with other texts, several times over. */
+/* Fills the whole cache with other texts, several times over: there are 64 MiB in them. */
 static void churn(struct e2e_worker *worker, uint64_t seed, unsigned texts) {
     for (unsigned i = 0; i < texts; i++) {
         struct text other = {0};
@@ -147,7 +148,7 @@ static void a_page_is_not_reused_while_a_reader_is_in_flight(void **state) {
     for (uint32_t first = 256; first < 1024; first += 64)
         MUST(oscar_seq_advance(read, hold.stream, text.ids + first, 64));
     e2e_extend(&writer, written, &text, 1024);
-    churn(&writer, 1000, 40);
+    churn(&writer, 1000, CHURN);
     e2e_hold_release(&hold);
     MUST(oscar_stream_wait(hold.stream, WAIT_MS));
     land(&reader, &text, &flight);
@@ -175,7 +176,7 @@ static void a_closed_sequence_keeps_its_pages_until_its_stream_has_passed(void *
     e2e_hold_up(&hold);
     struct flight flight = take_off(&reader, read, hold.stream, &text, text.count);
     oscar_seq_close(read); /* its fence goes where the last call of the sequence went */
-    churn(&writer, 2000, 40);
+    churn(&writer, 2000, CHURN);
     e2e_hold_release(&hold);
     MUST(oscar_stream_wait(hold.stream, WAIT_MS));
     land(&reader, &text, &flight);

@@ -116,7 +116,7 @@ static void a_silent_worker_keeps_its_sequence(void **state) {
     struct oscar_seq *seq = e2e_open(&silent, &text, text.count, 0);
     e2e_extend(&silent, seq, &text, text.count);
     /* Several times the whole cache goes by. */
-    for (unsigned i = 0; i < 60; i++) {
+    for (unsigned i = 0; i < 60 || e2e_metric(*state, "oscar_pages_evicted_total") < 60; i++) {
         struct text other = {0};
         text_append(&other, 100 + i, 512);
         struct oscar_seq *theirs = e2e_open(&busy, &other, other.count, 0);
@@ -126,7 +126,6 @@ static void a_silent_worker_keeps_its_sequence(void **state) {
     }
     e2e_check_all(&silent, seq, &text, text.count);
     MUST(oscar_client_ping(silent.client));
-    assert_true(e2e_metric(*state, "oscar_pages_evicted_total") > 0);
     e2e_worker_close(&silent);
     e2e_worker_close(&busy);
     text_free(&text);
