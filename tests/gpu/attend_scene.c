@@ -2,11 +2,18 @@
 #include "tests/gpu/attend_scene.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "kernels/reference.h"
 
 #define PAGE_ALIGNMENT 256U
-#define POISON 0xFFFFU /* what rig_alloc leaves in every element: a NaN */
+#define POISON 0xFFFFU  /* what rig_alloc leaves in every element: a NaN */
+#define ORACLE_ROWS 16U /* that one thread asks for at a time */
+#define ORACLE_THREADS 64U
 
 static void *own(struct scene *scene, void *memory) {
     assert_true(scene->owned_count < sizeof(scene->owned) / sizeof(scene->owned[0]));
@@ -121,8 +128,76 @@ static void check_gaps(const struct scene *scene) {
     }
 }
 
+/* --- the oracle, by all processors: a GPU should not wait for one --- */
+
+struct oracle_work {
+    struct fixture *fixture;
+    uint32_t before[FIXTURE_ITEMS + 1]; /* slices of the items before */
+    atomic_uint next;
+    atomic_int result;
+};
+
+/* Some rows of an item are an item of fewer tokens. */
+static int ask_for_slice(struct fixture *fixture, uint32_t i, uint32_t slice) {
+    const struct oscar_attend_item *item = &fixture->item[i];
+    uint32_t first = slice * ORACLE_ROWS, heads = fixture->geometry.query_heads;
+    uint32_t rows = item->rows - first < ORACLE_ROWS ? item->rows - first : ORACLE_ROWS;
+    struct oscar_attend_item part = *item;
+    part.q = (const uint16_t *)item->q + first * item->q_row_stride;
+    part.rows = rows;
+    part.tokens = item->tokens == 0 ? 0 : item->tokens - (item->rows - first - rows);
+    size_t at = (size_t)first * heads;
+    return oscar_reference_attend(&fixture->args, &part, fixture->expected[i] + at * fixture->options.head_dim,
+                                  fixture->expected_lse[i] + at);
+}
+
+static void *ask(void *argument) {
+    struct oracle_work *work = argument;
+    for (uint32_t slice; (slice = atomic_fetch_add(&work->next, 1)) < work->before[FIXTURE_ITEMS];) {
+        uint32_t i = 0;
+        while (work->before[i + 1] <= slice)
+            i++;
+        int r = ask_for_slice(work->fixture, i, slice - work->before[i]);
+        if (r < 0)
+            atomic_store(&work->result, r);
+    }
+    return NULL;
+}
+
+static double *own_results(struct fixture *fixture, size_t count) {
+    assert_true(fixture->owned_count < sizeof(fixture->owned) / sizeof(fixture->owned[0]));
+    double *results = calloc(count, sizeof(*results));
+    assert_non_null(results);
+    fixture->owned[fixture->owned_count++] = results;
+    return results;
+}
+
+/* Gives the fixture what it would ask for item by item. */
+static void ask_oracle(struct fixture *fixture) {
+    struct oracle_work work = {.fixture = fixture};
+    for (uint32_t i = 0; i < FIXTURE_ITEMS; i++) {
+        work.before[i + 1] = work.before[i];
+        if (i >= fixture->args.items || fixture->expected[i])
+            continue;
+        size_t results = (size_t)fixture->item[i].rows * fixture->geometry.query_heads;
+        fixture->expected[i] = own_results(fixture, results * fixture->options.head_dim);
+        fixture->expected_lse[i] = own_results(fixture, results);
+        work.before[i + 1] += (fixture->item[i].rows + ORACLE_ROWS - 1) / ORACLE_ROWS;
+    }
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    pthread_t thread[ORACLE_THREADS];
+    uint32_t threads = 0;
+    for (; threads < ORACLE_THREADS && threads + 1 < processors; threads++)
+        assert_int_equal(pthread_create(&thread[threads], NULL, ask, &work), 0);
+    (void)ask(&work);
+    while (threads-- > 0)
+        assert_int_equal(pthread_join(thread[threads], NULL), 0);
+    assert_int_equal(work.result, 0);
+}
+
 double scene_check(struct scene *scene, double bound) {
     struct fixture *fixture = scene->fixture;
+    ask_oracle(fixture);
     double worst = 0;
     for (uint32_t i = 0; i < fixture->args.items; i++) {
         const struct oscar_attend_item *item = &fixture->item[i];
