@@ -13,7 +13,7 @@ extern const unsigned char oscar_cuda_image_store[];
 #define FUNCTIONS (2 * DIMS * DTYPES + 1)
 #define INSPECT (FUNCTIONS - 1)
 
-#define INSPECT_BLOCKS 32U /* a multiprocessor: a few are not enough to fill the memory's queues to the end */
+#define INSPECT_BLOCKS 32U /* a multiprocessor: many small ones, so that all of them are busy to the end */
 
 /* [any rotation][head size][dtype], then the inspection. */
 static const char *const names[FUNCTIONS] = {

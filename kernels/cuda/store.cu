@@ -168,11 +168,11 @@ static __device__ __forceinline__ uint32_t store_hadamard(const struct cuda_stor
     return found;
 }
 
-/* Shared memory of one warp: the rows that come next, and where each goes. */
+/* Shared memory of one warp: the rows that come next, and the place of each. */
 template <int D> struct matrix_rows {
     static constexpr int tiles = CUDA_ROTATE_TILES(D);
-    uint4 *x;     /* [16 * tiles][D / 8], a row's swizzled so that 8 rows of the same columns lie in different banks */
-    uint8_t **to; /* [16 * tiles] */
+    uint4 *x; /* [16 * tiles][D / 8], a row's swizzled so that 8 rows of the same columns lie in different banks */
+    struct place *place; /* [16 * tiles] */
 
     static __device__ __forceinline__ int unit(int row, int i) { return row * (D / 8) + (i ^ row % 8); }
 
@@ -180,18 +180,20 @@ template <int D> struct matrix_rows {
     __device__ __forceinline__ void fetch(const struct cuda_store_params &params, uint32_t side_head, uint32_t first,
                                           uint32_t rows) const {
         int lane = threadIdx.x % 32, t = lane % 4;
+        if (lane < 16 * tiles)
+            place[lane] = find_row<D>(params, side_head, first + lane, rows);
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < 2 * tiles; i++) {
             int row = 8 * i + lane / 4;
-            struct place place = find_row<D>(params, side_head, first + row, rows);
-            to[row] = place.to;
-            if (place.to && reinterpret_cast<uintptr_t>(place.from) % sizeof(uint4) == 0) {
+            struct place from = place[row];
+            if (from.to && reinterpret_cast<uintptr_t>(from.from) % sizeof(uint4) == 0) {
 #pragma unroll
                 for (int c = 0; c < D / 32; c++)
-                    copy_async(&x[unit(row, 4 * c + t)], place.from + 32 * c + 8 * t);
+                    copy_async(&x[unit(row, 4 * c + t)], from.from + 32 * c + 8 * t);
             } else {
                 uint4 loaded[D / 32];
-                load_row<D / 32, 4>(loaded, place);
+                load_row<D / 32, 4>(loaded, from);
 #pragma unroll
                 for (int c = 0; c < D / 32; c++)
                     x[unit(row, 4 * c + t)] = loaded[c];
@@ -212,7 +214,7 @@ template <int D> struct matrix_rows {
                 load_matrices(ret_x[m][step], &x[unit(16 * m + lane % 16, 2 * step + lane / 16)]);
 #pragma unroll
         for (int i = 0; i < 2 * tiles; i++)
-            ret_to[i] = to[8 * i + lane / 4];
+            ret_to[i] = place[8 * i + lane / 4].to;
         __syncwarp(); /* all of it has been read before it is written again */
     }
 };
@@ -226,10 +228,10 @@ static __device__ __forceinline__ uint32_t store_matrix(const struct cuda_store_
     constexpr int tiles = CUDA_ROTATE_TILES(D);
     constexpr uint32_t tile = 16 * tiles;
     uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, found = 0;
-    uint4 *all = entries + D * params.columns / 4;
-    const struct matrix_rows<D> next = {
-        all + warp *tile *(D / 8), reinterpret_cast<uint8_t **>(all + warps * tile * (D / 8)) + warp *tile
-    };
+    uint4 *all_x = entries + D * params.columns / 4, *all_places = all_x + warps * tile * (D / 8);
+    struct matrix_rows<D> next;
+    next.x = all_x + warp * tile * (D / 8);
+    next.place = reinterpret_cast<struct place *>(all_places) + warp * tile;
     uint32_t first = (slice * warps + warp) * tile, step = slices * warps * tile;
     next.fetch(params, side_head, first, rows);
     rotate_matrix_load<D, TYPE>(entries, matrix, first_column, params.columns);

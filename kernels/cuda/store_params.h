@@ -12,7 +12,7 @@
  * shared memory for `columns` columns of the matrix (two terms) and for the rows that come next. */
 #define CUDA_ROTATE_THREADS(d) ((d) == 256 ? 256 : 512)
 #define CUDA_ROTATE_TILES(d) ((d) == 256 ? 1 : 2)
-#define CUDA_ROTATE_BYTES(d, columns, threads) ((d) * (columns)*4 + CUDA_ROTATE_TILES(d) * ((d) + 4) * (threads))
+#define CUDA_ROTATE_BYTES(d, columns, threads) ((d) * (columns)*4 + CUDA_ROTATE_TILES(d) * ((d) + 8) * (threads))
 #define CUDA_STORE_CHUNK 32      /* columns of a matrix: a block takes a multiple of them */
 #define CUDA_INSPECT_THREADS 256 /* of a block */
 #define CUDA_INSPECT_BYTES 16384 /* of a page that one block reads: they divide every page */

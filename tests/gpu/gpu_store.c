@@ -250,8 +250,8 @@ static void check_one_store(struct kernel_model *model, uint32_t tokens, uint32_
 static void stored_rows_are_the_rotated_rows_and_nothing_else_changes(void **state) {
     (void)state;
     for (uint32_t c = 0; c < 3 * 2 * KINDS; c++) {
-        struct kernel_model *model =
-            open_model(64U << c % 3, 2, 1 + below(3), c / 3 % 2 ? OSCAR_FP16 : OSCAR_BF16, (enum kind)(c / 6));
+        struct kernel_model *model = open_model(64U << c % 3, 2, 1 + below(c % 3 == 2 ? 2 : 3),
+                                                c / 3 % 2 ? OSCAR_FP16 : OSCAR_BF16, (enum kind)(c / 6));
         const uint32_t lengths[] = {1, 63, 64, 65, 100 + below(400)}, units[] = {8, 2, 1};
         for (uint32_t i = 0; i < 5; i++)
             check_one_store(model, lengths[i], below(4) == 0 ? 0 : below(64), units[below(3)]);
@@ -263,7 +263,7 @@ static void a_store_may_span_more_pages_than_one_launch_takes(void **state) {
     (void)state;
     for (enum kind kind = HADAMARD; kind <= MATRIX; kind++) {
         struct kernel_model *model = open_model(64, 1, 1, OSCAR_BF16, kind);
-        check_one_store(model, 64 * 530 + below(64), 1 + below(63), 8);
+        check_one_store(model, 64 * (rig_small() ? 260 : 530) + below(64), 1 + below(63), 8);
         close_model(model);
     }
 }
@@ -316,7 +316,7 @@ static void a_row_out_of_range_is_reported_and_written(void **state) {
 static void a_matrix_spreads_what_is_not_finite_and_it_is_reported(void **state) {
     (void)state;
     const uint16_t bad[2][4] = {{0x7F80, 0xFF80, 0x7FC0, 0x7F00}, {0x7C00, 0xFC00, 0x7E00, 0x7E01}};
-    for (uint32_t c = 0; c < 24; c++) {
+    for (uint32_t c = 0; c < 12; c++) {
         bool fp16 = c / 3 % 2 != 0, is_v = below(2) != 0;
         struct kernel_model *model = open_model(64U << c % 3, 1, 2, fp16 ? OSCAR_FP16 : OSCAR_BF16, MATRIX);
         uint32_t d = model->geometry.head_dim, tokens = 200, head = below(2), token = below(tokens);
@@ -325,7 +325,7 @@ static void a_matrix_spreads_what_is_not_finite_and_it_is_reported(void **state)
             for (uint32_t i = 0; i < 4; i++)
                 for (uint32_t j = 0; j < d; j++)
                     tensor_row(&tensor, i % 2 != 0, i / 2, t)[j] = (uint16_t)(0x3000 | below(0x400));
-        tensor_row(&tensor, is_v, head, token)[below(d)] = bad[fp16][c / 6];
+        tensor_row(&tensor, is_v, head, token)[below(d)] = bad[fp16][below(4)];
         tensor_upload(&tensor);
         struct arena arena = arena_open(&model->geometry, 4);
         uint8_t *pages[4];
@@ -391,6 +391,8 @@ static void arguments_out_of_range_are_refused_at_once(void **state) {
 /* A page of 2 GiB whose last record is written, at 4 GiB of its chunk, and a second token 4 GiB behind the first. */
 static void offsets_go_beyond_32_bits(void **state) {
     (void)state;
+    if (rig_small())
+        skip();
     const struct oscar_geometry geometry = {.layers = 512,
                                             .query_heads = 128,
                                             .kv_heads = 128,
