@@ -23,6 +23,7 @@ static const struct module {
     void (*run)(struct gpu_bench *bench);
 } modules[] = {
     {"baselines", run_baselines},
+    {"store", bench_gpu_store},
     {"prefill", bench_gpu_prefill},
 };
 
