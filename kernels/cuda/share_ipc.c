@@ -81,5 +81,7 @@ int cuda_ipc_map(struct oscar_device *device, const struct cuda_ipc_handle *hand
     CUresult result = device->driver->cuIpcOpenMemHandle(ret, handle->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result == CUDA_ERROR_INVALID_CONTEXT)
         return oscar_fail(cause, OSCAR_ERR_INVALID, "an IPC handle does not open in the process that made it");
+    if (result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_INVALID_VALUE)
+        return oscar_fail(cause, OSCAR_ERR_STALE, "the chunk's IPC handle does not open: its owner is gone");
     return cuda_device_result(device, result, "cuIpcOpenMemHandle", cause);
 }

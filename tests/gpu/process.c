@@ -93,9 +93,8 @@ struct process_message process_ask(const struct process *process, struct process
     return process_receive(process);
 }
 
-bool process_died(const struct process *process) {
-    struct process_message message;
-    return !receive_in_time(process, &message);
+bool process_died(const struct process *process, struct process_message *ret_answer) {
+    return !receive_in_time(process, ret_answer);
 }
 
 void process_kill(struct process *process) {

@@ -17,7 +17,7 @@ struct process {
 };
 
 struct process_message {
-    char word[24]; /* what is asked or answered */
+    char word[64]; /* what is asked or answered */
     uint64_t value, more;
     int fd; /* -1: none; the receiver closes it */
 };
@@ -29,8 +29,8 @@ void process_send(const struct process *process, struct process_message message)
 struct process_message process_receive(const struct process *process);
 /* One question and its answer. */
 struct process_message process_ask(const struct process *process, struct process_message message);
-/* True when the process ended, without an answer to the last question, false when it answered. */
-bool process_died(const struct process *process);
+/* True when the process ended without an answer to the last question; false when it answered. */
+bool process_died(const struct process *process, struct process_message *ret_answer);
 void process_kill(struct process *process); /* SIGKILL, and it is gone */
 void process_end(
     struct process *process); /* closes the socket: the child leaves its loop; checks that it exits with 0 */

@@ -37,11 +37,18 @@ static struct oscar_stream_impl *open_stream(struct rig *rig, bool asynchronous)
     return stream;
 }
 
+static enum oscar_share share(void) {
+    const char *given = getenv("OSCAR_TEST_SHARE");
+    return given && strcmp(given, "ipc") == 0 ? OSCAR_SHARE_IPC : OSCAR_SHARE_AUTO;
+}
+
 struct rig *rig_open(void) {
     struct rig *rig = calloc(1, sizeof(*rig));
     assert_non_null(rig);
     struct oscar_cause cause = {""};
-    if (oscar_device_find(backend(), &rig->ops, &cause) < 0 || rig->ops->device_open(NULL, &rig->device, &cause) < 0)
+    struct oscar_device_options options = {.share = share()};
+    if (oscar_device_find(backend(), &rig->ops, &cause) < 0 ||
+        rig->ops->device_open(&options, &rig->device, &cause) < 0)
         fail_msg("backend %s: %s", backend(), cause.text);
     print_message("%s\n", rig->ops->device_summary(rig->device));
     rig->synchronous = open_stream(rig, false);

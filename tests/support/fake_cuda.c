@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/gpu/probe_params.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
 /* Set up by the constructor, so that a program that only names the library finds a whole machine. */
@@ -357,7 +359,7 @@ EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, 
     (void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", bytes.pid, bytes.fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_INVALID_HANDLE;
     *address = (CUdeviceptr)map_shared(fd, bytes.bytes);
     return region_add((void *)*address, bytes.bytes, (struct memory){.fd = fd, .bytes = bytes.bytes});
 }
@@ -574,17 +576,36 @@ static void *run_stream(void *argument) {
     return NULL;
 }
 
+static CUstream stream_new(void) {
+    CUstream stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return NULL;
+    stream->last = &stream->first;
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    if (pthread_create(&stream->thread, NULL, run_stream, stream) == 0)
+        return stream;
+    free(stream);
+    return NULL;
+}
+
+/* The default stream, which is always there. */
+static CUstream legacy;
+static void legacy_make(void) { legacy = stream_new(); }
+static CUstream actual(CUstream stream) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (stream != NULL && stream != CU_STREAM_LEGACY)
+        return stream;
+    pthread_once(&once, legacy_make);
+    return legacy;
+}
+
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority) {
     (void)flags;
     IN_CONTEXT();
     unsafe_in_capture();
-    CUstream stream = calloc(1, sizeof(*stream));
+    CUstream stream = stream_new();
     if (!stream)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    stream->last = &stream->first;
-    pthread_mutex_init(&stream->lock, NULL);
-    pthread_cond_init(&stream->changed, NULL);
-    if (pthread_create(&stream->thread, NULL, run_stream, stream) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     fake_cuda.priority = priority;
     *ret = stream;
@@ -605,7 +626,8 @@ EXPORT CUresult cuStreamDestroy(CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-static CUresult enqueue(CUstream stream, struct command command) {
+static CUresult enqueue(CUstream to, struct command command) {
+    CUstream stream = actual(to);
     struct command *queued = malloc(sizeof(*queued));
     if (!queued)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -620,14 +642,16 @@ static CUresult enqueue(CUstream stream, struct command command) {
     return CUDA_SUCCESS;
 }
 
-static bool has_done(CUstream stream, uint64_t count) {
+static bool has_done(CUstream of, uint64_t count) {
+    CUstream stream = actual(of);
     pthread_mutex_lock(&stream->lock);
     bool done = stream->done >= count;
     pthread_mutex_unlock(&stream->lock);
     return done;
 }
 
-static uint64_t enqueued(CUstream stream) {
+static uint64_t enqueued(CUstream of) {
+    CUstream stream = actual(of);
     pthread_mutex_lock(&stream->lock);
     uint64_t count = stream->enqueued;
     pthread_mutex_unlock(&stream->lock);
@@ -688,6 +712,10 @@ static void run_copy(const struct command *command) { memmove(command->to, comma
 static void run_set(const struct command *command) { memset(command->to, (int)command->value, command->bytes); }
 static void run_call(const struct command *command) { command->function(command->to); }
 static void run_write(const struct command *command) {
+    if (!region_of(command->to)) {
+        fake_cuda.sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+        return;
+    }
     __atomic_store_n((uint64_t *)command->to, command->value, __ATOMIC_RELEASE);
 }
 
@@ -715,7 +743,7 @@ EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuin
     return enqueue(stream, (struct command){.run = run_write, .to = (void *)address, .value = value});
 }
 
-/* --- kernels: images load, nothing runs --------------------------------------------------------------------------------------- */
+/* --- kernels: images load, and two of tests/gpu/probe.cu run --------------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     IN_CONTEXT();
@@ -762,4 +790,30 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunct
     IN_CONTEXT();
     *blocks = 2;
     return CUDA_SUCCESS;
+}
+
+static void run_hold(const struct command *command) {
+    struct probe_gate *gate = command->to;
+    __atomic_store_n(&gate->arrived, 1, __ATOMIC_RELEASE);
+    for (uint64_t waited = 0; waited < PROBE_LONGEST_NS && !__atomic_load_n(&gate->open, __ATOMIC_ACQUIRE);
+         waited += 100000)
+        usleep(100);
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                               unsigned int shared_bytes, CUstream stream, void **parameters, void **extra) {
+    (void)extra;
+    IN_CONTEXT();
+    if (grid_x * grid_y * grid_z * block_x * block_y * block_z != 1 || shared_bytes != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    const char *name = (const char *)function;
+    void *address;
+    memcpy(&address, parameters[0], sizeof(address));
+    if (strcmp(name, "probe_hold_kernel") == 0)
+        return enqueue(stream, (struct command){.run = run_hold, .to = address});
+    if (strcmp(name, "probe_write_kernel") != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return enqueue(stream,
+                   (struct command){.run = run_write, .to = address, .value = *(const uint64_t *)parameters[1]});
 }

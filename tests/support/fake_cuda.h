@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A driver library without a GPU (libfake_cuda.so, given to the backend by OSCAR_CUDA_DRIVER): devices that can be told to lack
- * something, memory that is memfds, streams that are threads, and no kernels (a launch is CUDA_ERROR_NOT_SUPPORTED). It insists on
+ * something, memory that is memfds, streams that are threads, and no kernels but those of tests/gpu/probe.cu. It insists on
  * what the real one does: a current context, whole mappings, and no handle opened where it was made.
  */
 #ifndef OSCAR_TESTS_FAKE_CUDA_H

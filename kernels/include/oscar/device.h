@@ -214,7 +214,8 @@ struct oscar_device_ops {
     uint8_t *(*range_locate)(const struct oscar_range *range, uint64_t offset);
     /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it).
      * OSCAR_ERR_INVALID outside the range or where the descriptor has fewer bytes (cuda: other than `bytes`, or where a part of
-     * another chunk would stay mapped), OSCAR_ERR_PERMISSION, OSCAR_ERR_UNSUPPORTED. */
+     * another chunk would stay mapped), OSCAR_ERR_PERMISSION, OSCAR_ERR_UNSUPPORTED, OSCAR_ERR_STALE (an IPC handle whose owner is
+     * gone). */
     int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
                      struct oscar_cause *cause);
     int (*range_unmap)(struct oscar_range *range, uint64_t offset, uint64_t bytes);
