@@ -27,12 +27,12 @@ void rig_close(struct rig *rig); /* with all memory */
 /* Device memory of `bytes` bytes, each 0xFF, so that floats of every width are NaN. It begins at a multiple of 256 bytes, and what
  * follows its end, rounded up to such a multiple, faults (cuda) or is seen by the address sanitizer (host). */
 void *rig_alloc(struct rig *rig, size_t bytes);
-void rig_free(struct rig *rig, void *memory); /* NULL is fine */
+void rig_free(struct rig *rig, void *address); /* NULL is fine */
 void rig_poison(struct rig *rig, void *memory, size_t bytes);
 
 /* Between host and device memory, done when they return. */
-void rig_write(struct rig *rig, void *device_memory, const void *bytes, size_t count);
-void rig_read(struct rig *rig, void *ret_bytes, const void *device_memory, size_t count);
+void rig_write(struct rig *rig, void *memory, const void *bytes, size_t count);
+void rig_read(struct rig *rig, void *ret_bytes, const void *memory, size_t count);
 
 /* Device memory that holds a copy of the bytes. */
 void *rig_upload(struct rig *rig, const void *bytes, size_t count);

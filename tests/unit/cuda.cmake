@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA backend's host side, on a driver library without a GPU.
 if(OSCAR_WITH_CUDA)
-  add_library(fake_cuda SHARED ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda.c ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda_rest.c)
+  set(cuda_support ${PROJECT_SOURCE_DIR}/tests/support)
+  set(fake_driver ${cuda_support}/fake_cuda)
+  add_library(fake_cuda SHARED
+    ${fake_driver}/machine.c ${fake_driver}/memory.c ${fake_driver}/rest.c ${fake_driver}/stream.c)
   target_include_directories(fake_cuda SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
   target_link_libraries(fake_cuda PRIVATE oscar_options Threads::Threads)
 
   # oscar_cuda_test(NAME [LABELS ...] SOURCES ...)
   function(oscar_cuda_test name)
-    oscar_test(${name} ${ARGN} ${PROJECT_SOURCE_DIR}/tests/support/fake_cuda_reset.c
-      ${PROJECT_SOURCE_DIR}/tests/support/kernel_fixture.c LIBS oscar_kernels)
+    oscar_test(${name} ${ARGN} ${cuda_support}/fake_cuda.c ${cuda_support}/kernel_fixture.c LIBS oscar_kernels)
     target_compile_definitions(${name} PRIVATE FAKE_CUDA_LIBRARY="$<TARGET_FILE:fake_cuda>")
     add_dependencies(${name} fake_cuda)
   endfunction()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every function of the driver that fake_cuda.c does not have: there, so that the backend loads, and not supported. */
+/* Every function of the driver that the other files do not have: there, so that the backend loads, and not supported. */
 #include "kernels/cuda/driver.h"
 
 __attribute__((used)) static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams of the fake driver: threads that run commands in order; events, images and the kernels of tests/gpu/probe.cu. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/gpu/probe_params.h"
+#include "tests/support/fake_cuda/inside.h"
+
+struct command {
+    struct command *next;
+    void (*run)(const struct command *command);
+    void (*function)(void *);
+    void *to;
+    const void *from;
+    size_t bytes;
+    uint64_t value;
+};
+
+struct CUstream_st {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct command *first, **last;
+    uint64_t enqueued, done;
+    bool closing;
+};
+
+struct CUevent_st {
+    CUstream stream;
+    uint64_t after; /* done when the stream has done so many */
+};
+
+static void *run_stream(void *argument) {
+    CUstream stream = argument;
+    pthread_mutex_lock(&stream->lock);
+    for (;;) {
+        while (!stream->first && !stream->closing)
+            pthread_cond_wait(&stream->changed, &stream->lock);
+        struct command *command = stream->first;
+        if (!command)
+            break;
+        stream->first = command->next;
+        if (!stream->first)
+            stream->last = &stream->first;
+        pthread_mutex_unlock(&stream->lock);
+        command->run(command);
+        free(command);
+        atomic_fetch_sub(&fake_in_flight, 1);
+        pthread_mutex_lock(&stream->lock);
+        stream->done++;
+        pthread_cond_broadcast(&stream->changed);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    return NULL;
+}
+
+static CUstream stream_new(void) {
+    CUstream stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return NULL;
+    stream->last = &stream->first;
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    if (pthread_create(&stream->thread, NULL, run_stream, stream) == 0)
+        return stream;
+    free(stream);
+    return NULL;
+}
+
+/* The default stream, which is always there. */
+static CUstream legacy;
+static void legacy_make(void) { legacy = stream_new(); }
+static CUstream actual(CUstream stream) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (stream != NULL && stream != CU_STREAM_LEGACY)
+        return stream;
+    pthread_once(&once, legacy_make);
+    return legacy;
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned int flags, int priority) {
+    (void)flags;
+    IN_CONTEXT();
+    fake_unsafe_in_capture();
+    CUstream stream = stream_new();
+    if (!stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    fake_cuda.priority = priority;
+    *ret = stream;
+    fake_born();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream stream) {
+    pthread_mutex_lock(&stream->lock);
+    stream->closing = true;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_join(stream->thread, NULL);
+    pthread_mutex_destroy(&stream->lock);
+    pthread_cond_destroy(&stream->changed);
+    free(stream);
+    fake_gone();
+    return CUDA_SUCCESS;
+}
+
+static CUresult enqueue(CUstream to, struct command command) {
+    CUstream stream = actual(to);
+    struct command *queued = malloc(sizeof(*queued));
+    if (!queued)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *queued = command;
+    atomic_fetch_add(&fake_in_flight, 1);
+    pthread_mutex_lock(&stream->lock);
+    *stream->last = queued;
+    stream->last = &queued->next;
+    stream->enqueued++;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+    return CUDA_SUCCESS;
+}
+
+static bool has_done(CUstream of, uint64_t count) {
+    CUstream stream = actual(of);
+    pthread_mutex_lock(&stream->lock);
+    bool done = stream->done >= count;
+    pthread_mutex_unlock(&stream->lock);
+    return done;
+}
+
+static uint64_t enqueued(CUstream of) {
+    CUstream stream = actual(of);
+    pthread_mutex_lock(&stream->lock);
+    uint64_t count = stream->enqueued;
+    pthread_mutex_unlock(&stream->lock);
+    return count;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream) {
+    IN_CONTEXT_ASKING();
+    if (fake_cuda.capturing)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return has_done(stream, enqueued(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    while (!has_done(stream, enqueued(stream)))
+        usleep(100);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    (void)stream;
+    *status = fake_cuda.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *ret, unsigned int flags) {
+    (void)flags;
+    IN_CONTEXT();
+    *ret = calloc(1, sizeof(**ret));
+    if (!*ret)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    fake_born();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy(CUevent event) {
+    free(event);
+    fake_gone();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+    IN_CONTEXT();
+    if (fake_cuda.capturing)
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    event->stream = stream;
+    event->after = enqueued(stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event) {
+    IN_CONTEXT_ASKING();
+    fake_unsafe_in_capture();
+    return has_done(event->stream, event->after) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static void run_copy(const struct command *command) { memmove(command->to, command->from, command->bytes); }
+static void run_set(const struct command *command) { memset(command->to, (int)command->value, command->bytes); }
+static void run_call(const struct command *command) { command->function(command->to); }
+static void run_write(const struct command *command) {
+    if (!fake_is_known(command->to)) {
+        fake_cuda.sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+        return;
+    }
+    __atomic_store_n((uint64_t *)command->to, command->value, __ATOMIC_RELEASE);
+}
+
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    IN_CONTEXT();
+    return enqueue(stream,
+                   (struct command){.run = run_copy, .to = (void *)to, .from = (const void *)from, .bytes = bytes});
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    IN_CONTEXT();
+    return enqueue(stream, (struct command){.run = run_set, .to = (void *)to, .value = value, .bytes = bytes});
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
+    IN_CONTEXT();
+    return enqueue(stream, (struct command){.run = run_call, .function = function, .to = argument});
+}
+
+EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
+    (void)flags;
+    IN_CONTEXT();
+    if (!fake_is_known((void *)address))
+        return CUDA_ERROR_INVALID_VALUE;
+    return enqueue(stream, (struct command){.run = run_write, .to = (void *)address, .value = value});
+}
+
+/* --- kernels: images load, and two of tests/gpu/probe.cu run --------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    IN_CONTEXT();
+    fake_unsafe_in_capture();
+    *module = (CUmodule)(uintptr_t)image;
+    fake_born();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module) {
+    (void)module;
+    fake_gone();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+    (void)module;
+    IN_CONTEXT();
+    *function = (CUfunction)(uintptr_t)name;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    (void)function;
+    (void)attribute;
+    (void)value;
+    IN_CONTEXT();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
+    (void)attribute;
+    (void)function;
+    IN_CONTEXT();
+    *value = 1024;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
+                                                            size_t shared_bytes) {
+    (void)function;
+    (void)threads;
+    (void)shared_bytes;
+    IN_CONTEXT();
+    *blocks = 2;
+    return CUDA_SUCCESS;
+}
+
+static void run_hold(const struct command *command) {
+    struct probe_gate *gate = command->to;
+    __atomic_store_n(&gate->arrived, 1, __ATOMIC_RELEASE);
+    for (uint64_t waited = 0; waited < PROBE_LONGEST_NS && !__atomic_load_n(&gate->open, __ATOMIC_ACQUIRE);
+         waited += 100000)
+        usleep(100);
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                               unsigned int shared_bytes, CUstream stream, void **parameters, void **extra) {
+    (void)extra;
+    IN_CONTEXT();
+    if (grid_x * grid_y * grid_z * block_x * block_y * block_z != 1 || shared_bytes != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    const char *name = (const char *)function;
+    void *address;
+    memcpy(&address, parameters[0], sizeof(address));
+    if (strcmp(name, "probe_hold_kernel") == 0)
+        return enqueue(stream, (struct command){.run = run_hold, .to = address});
+    if (strcmp(name, "probe_write_kernel") != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return enqueue(stream,
+                   (struct command){.run = run_write, .to = address, .value = *(const uint64_t *)parameters[1]});
+}
