@@ -38,6 +38,14 @@ function(oscar_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()
 
+# oscar_gpu_program(NAME): target gpu_tests builds this program, too.
+function(oscar_gpu_program name)
+  if(NOT TARGET gpu_tests)
+    add_custom_target(gpu_tests)
+  endif()
+  add_dependencies(gpu_tests ${name})
+endfunction()
+
 # oscar_gpu_twin(NAME [PROCESSES]): the test NAME once more on a GPU (NAME_cuda, label `gpu`), by ./dev gpu-test alone. With PROCESSES,
 # where several processes share the GPU, it runs under MPS too (label `gpu-processes`).
 function(oscar_gpu_twin name)
@@ -45,6 +53,7 @@ function(oscar_gpu_twin name)
   if(NOT OSCAR_WITH_CUDA)
     return()
   endif()
+  oscar_gpu_program(${name})
   set(labels gpu)
   if(T_PROCESSES)
     list(APPEND labels gpu-processes)

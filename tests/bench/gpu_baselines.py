@@ -21,15 +21,18 @@ import sys
 import time
 import warnings
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+except ImportError as missing:
+    sys.exit(f"gpu_baselines.py: {missing}")
 
 CACHE_BYTES = 1 << 30  # all copies together hold at least this much: many times the L2 cache
 MAX_COPIES = 16
 WARM_RUNS = 4
 MIN_RUNS, MAX_RUNS = 12, 200
-RUNS_MS = 250  # of one measurement: longer ones heat the card up to its power limit
+RUNS_MS = 120  # of one measurement: longer ones heat the card up to its power limit
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -7,6 +7,7 @@
  * usage: gpu_share [--json] [--mps]     --mps: this runs under MPS; rows are named so, and attaching is left out
  */
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +20,11 @@
 #include "tests/demo/private_daemon.h"
 
 #define WORKERS 4U
-#define DECODE_SECONDS 2
+#define DECODE_SECONDS 1
 #define PACKED_SEQS 8U
 #define PACKED_STEPS 320U /* five pages of each sequence */
-#define PREFILL_SECONDS 3
-#define BESIDE_SECONDS 2
+#define PREFILL_SECONDS 2
+#define BESIDE_SECONDS 1
 #define FILLED_PATHS 17U /* more than 32 GiB in INT2 */
 #define PATIENCE_MS 180000
 #define GIB ((double)(UINT64_C(1) << 30))
@@ -114,17 +115,20 @@ static void end_worker(struct share *share, struct worker_process *worker) {
     worker_end(worker);
 }
 
-/* A worker that has `seqs` sequences over the prefix. */
-static struct worker_process start_decoder(struct share *share, uint32_t seqs) {
+/* Workers that have `seqs` sequences over the prefix each. */
+static void start_decoders(struct share *share, struct worker_process *ret_worker, uint32_t workers, uint32_t seqs) {
     double opened[3];
-    struct worker_process worker = start_worker(share);
-    tell(share, &worker, "open %u", seqs);
-    hear(share, &worker, "opened", opened);
-    if (opened[0] != WORKER_PATH_TOKENS)
-        fail(share, "the prefix is not cached");
-    if ((opened[1] != 0) != share->mps)
-        fail(share, share->mps ? "this does not run under MPS" : "this runs under MPS: say --mps");
-    return worker;
+    for (uint32_t i = 0; i < workers; i++) {
+        ret_worker[i] = start_worker(share);
+        tell(share, &ret_worker[i], "open %u", seqs);
+    }
+    for (uint32_t i = 0; i < workers; i++) {
+        hear(share, &ret_worker[i], "opened", opened);
+        if (opened[0] != WORKER_PATH_TOKENS)
+            fail(share, "the prefix is not cached");
+        if ((opened[1] != 0) != share->mps)
+            fail(share, share->mps ? "this does not run under MPS" : "this runs under MPS: say --mps");
+    }
 }
 
 /* Tokens a second of all workers together, that answer with a count and seconds. */
@@ -153,8 +157,7 @@ static void store_paths(struct share *share, uint32_t first, uint32_t count) {
 /* Tokens a second of the workers over one prefix in INT2. */
 static double bench_shared(struct share *share) {
     struct worker_process worker[WORKERS];
-    for (uint32_t i = 0; i < WORKERS; i++)
-        worker[i] = start_decoder(share, 1);
+    start_decoders(share, worker, WORKERS, 1);
     tell(share, &worker[0], "decode %d", DECODE_SECONDS);
     row(share, "share_1_worker", rate_together(share, worker, 1, "took"), "tokens/s");
     row(share, "share_memory_4_workers", (double)metric(share, USED) * 1e-9, "GB");
@@ -253,7 +256,8 @@ static double rate_beside_prefill(struct share *share, struct worker_process *wo
 }
 
 static void bench_packing(struct share *share) {
-    struct worker_process worker = start_decoder(share, PACKED_SEQS);
+    struct worker_process worker;
+    start_decoders(share, &worker, 1, PACKED_SEQS);
     bench_own_packing(share, &worker);
     double stored = rate_beside_prefill(share, &worker, false), packed = rate_beside_prefill(share, &worker, true);
     row(share, "packing_cost_beside_prefill", (stored / packed - 1) * 100, "%");
@@ -290,6 +294,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
+    signal(SIGPIPE, SIG_IGN); /* who is gone is told by the write that fails */
     if (private_daemon_start(&share.daemon) < 0) {
         private_daemon_end(&share.daemon);
         return 1;

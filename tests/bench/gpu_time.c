@@ -8,7 +8,7 @@
 #define WARM_RUNS 4U
 #define MIN_RUNS 12U
 #define MAX_RUNS 200U
-#define RUNS_MS 250.0 /* of one measurement: longer ones heat the card up to its power limit */
+#define RUNS_MS 120.0 /* of one measurement: longer ones heat the card up to its power limit */
 #define MAX_VARIANTS 64U
 
 struct timed {

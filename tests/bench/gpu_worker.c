@@ -44,8 +44,10 @@ struct worker {
     uint32_t steps;   /* that were advanced */
 };
 
+static char order[64]; /* that is being obeyed */
+
 static _Noreturn void give_up(const char *call, int error) {
-    fprintf(stderr, "gpu_share: %s: %s: %s\n", call, oscar_error_text(error), oscar_error_detail());
+    fprintf(stderr, "gpu_share: \"%s\": %s: %s: %s\n", order, call, oscar_error_text(error), oscar_error_detail());
     exit(1);
 }
 
@@ -210,6 +212,8 @@ static void advance_step(struct worker *worker) {
 
 /* The same without an advance: rows are written again and again within one page. */
 static void hold_step(struct worker *worker, uint32_t step) {
+    for (uint32_t i = 0; i < worker->seqs && step == 0; i++)
+        reserve(worker->seq[i], worker->stream, ROOM_TOKENS);
     set_batch(worker, step % ROOM_TOKENS);
     launch_step(worker);
     TRY(oscar_stream_wait(worker->stream, WAIT_MS));
@@ -297,6 +301,7 @@ static void attach(struct worker *worker, uint32_t paths) {
 static void obey(struct worker *worker, const char *line) {
     char word[16];
     double first = 0, second = 0;
+    snprintf(order, sizeof(order), "%s", line);
     int words = sscanf(line, "%15s %lf %lf", word, &first, &second);
     if (words >= 3 && strcmp(word, "store") == 0) {
         uint32_t hits = 0;
