@@ -138,8 +138,8 @@ static void bench_shape(struct gpu_bench *gpu, const struct prefill_shape *shape
     gpu_free(gpu, bench.lse);
 }
 
-void bench_gpu_prefill(struct gpu_bench *gpu) {
+void bench_gpu_prefill(struct gpu_bench *bench) {
     static const struct prefill_shape shapes[] = {{2048, 102400}, {4096, 0}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-        bench_shape(gpu, &shapes[i]);
+        bench_shape(bench, &shapes[i]);
 }
