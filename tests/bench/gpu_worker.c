@@ -301,7 +301,7 @@ static void attach(struct worker *worker, uint32_t paths) {
 static void obey(struct worker *worker, const char *line) {
     char word[16];
     double first = 0, second = 0;
-    snprintf(order, sizeof(order), "%s", line);
+    snprintf(order, sizeof(order), "%.63s", line);
     int words = sscanf(line, "%15s %lf %lf", word, &first, &second);
     if (words >= 3 && strcmp(word, "store") == 0) {
         uint32_t hits = 0;
