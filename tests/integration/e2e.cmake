@@ -27,5 +27,22 @@ target_link_libraries(hanging_oscard PRIVATE oscar_daemon)
 oscar_test(e2e_hang LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_hang.c LIBS oscar_e2e)
 add_dependencies(e2e_hang hanging_oscard)
 
+# A driver whose calls stand still. What it is linked to stands for the real library, which need not be where this is built.
+if(OSCAR_WITH_CUDA)
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/no_driver.c CONTENT "int no_driver_unit;\n")
+  add_library(no_driver SHARED ${CMAKE_CURRENT_BINARY_DIR}/no_driver.c)
+  set_target_properties(no_driver PROPERTIES OUTPUT_NAME no_driver NO_SONAME ON
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/no_driver LINK_FLAGS "-Wl,-soname,libcuda.so.1")
+  add_library(wedged_driver SHARED ${PROJECT_SOURCE_DIR}/tests/support/wedged_driver.c)
+  target_link_libraries(wedged_driver PRIVATE oscar_options no_driver ${CMAKE_DL_LIBS})
+  target_link_options(wedged_driver PRIVATE -Wl,--no-as-needed)
+  target_include_directories(wedged_driver SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
+  set_target_properties(wedged_driver PROPERTIES SKIP_BUILD_RPATH ON)
+  oscar_test(e2e_wedged LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_wedged.c LIBS oscar_e2e)
+  oscar_gpu_twin(e2e_wedged)
+  target_compile_definitions(e2e_wedged PRIVATE WEDGED_DRIVER="$<TARGET_FILE:wedged_driver>")
+  add_dependencies(e2e_wedged wedged_driver)
+endif()
+
 add_test(NAME failures_are_covered COMMAND ${PROJECT_SOURCE_DIR}/tests/check_failures.sh)
 set_tests_properties(failures_are_covered PROPERTIES LABELS unit)

@@ -21,7 +21,7 @@ const char *e2e_socket(const struct test_daemon *daemon);
 /* Where calibration files lie. */
 const char *e2e_calibrations(void);
 
-/* Open descriptors of the daemon, but for those of chunks: they stay with the pages that the cache keeps. */
+/* Open descriptors of the daemon, but for those of chunks (on a GPU, of the driver): they stay with the pages that the cache keeps. */
 int64_t e2e_descriptors(const struct test_daemon *daemon);
 
 /* One metric now: `name`, summed over its labels, or `name{labels}`. One that does not exist ends the test. */

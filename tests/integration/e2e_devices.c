@@ -196,6 +196,10 @@ static int touch_what_is_not_mapped(struct line_pipe *pipe, void *argument) {
 static void a_worker_whose_device_fails_is_told_and_harms_nobody(void **state) {
     struct scene scene;
     char line[64];
+    if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL) {
+        print_message("under MPS a client's illegal access ends the contexts of all clients\n");
+        skip();
+    }
     open_scene(&scene, *state);
     for (unsigned i = 0; i < 2; i++) {
         int status = ask_child("stray", touch_what_is_not_mapped, line, sizeof(line));
