@@ -2,7 +2,8 @@
 # The CUDA backend: built where nvcc is found (OSCAR_CUDA: AUTO, ON or OFF). Nothing links to CUDA's libraries.
 
 set(OSCAR_CUDA AUTO CACHE STRING "build the CUDA backend: AUTO (where nvcc is), ON or OFF")
-set(OSCAR_CUDA_ARCHITECTURES 80 90 100 CACHE STRING "architectures that the kernels are compiled for")
+set(OSCAR_CUDA_ARCHITECTURES 80 90 100 CACHE STRING
+  "architectures that the kernels are compiled for; none: the host side only, which opens no real GPU (sanitizers, static analysis)")
 
 find_program(OSCAR_NVCC nvcc PATHS /usr/local/cuda/bin /usr/lib/nvidia-cuda-toolkit/bin)
 if(OSCAR_CUDA STREQUAL "ON" AND NOT OSCAR_NVCC)
@@ -20,17 +21,21 @@ endif()
 # oscar_cuda_image(target name source [nvcc options]): compiles kernels to one image for all architectures (and PTX of the newest one, for those to
 # come) and embeds it as the symbol oscar_cuda_image_<name>.
 function(oscar_cuda_image target name source)
-  list(GET OSCAR_CUDA_ARCHITECTURES -1 newest)
-  set(codes)
-  foreach(architecture ${OSCAR_CUDA_ARCHITECTURES})
-    list(APPEND codes -gencode arch=compute_${architecture},code=sm_${architecture})
-  endforeach()
-  list(APPEND codes -gencode arch=compute_${newest},code=compute_${newest})
   set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
-  add_custom_command(OUTPUT ${image}
-    COMMAND ${OSCAR_NVCC} -fatbin -std=c++17 -O3 ${ARGN} -Werror all-warnings -Xfatbin -compress-all ${codes}
-      -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/proto/include -MD -MF ${image}.d -o ${image} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
-    DEPENDS ${source} DEPFILE ${image}.d VERBATIM COMMENT "Building CUDA kernels ${name}")
+  if(OSCAR_CUDA_ARCHITECTURES STREQUAL "none")
+    file(CONFIGURE OUTPUT ${image} CONTENT "")
+  else()
+    list(GET OSCAR_CUDA_ARCHITECTURES -1 newest)
+    set(codes)
+    foreach(architecture ${OSCAR_CUDA_ARCHITECTURES})
+      list(APPEND codes -gencode arch=compute_${architecture},code=sm_${architecture})
+    endforeach()
+    list(APPEND codes -gencode arch=compute_${newest},code=compute_${newest})
+    add_custom_command(OUTPUT ${image}
+      COMMAND ${OSCAR_NVCC} -fatbin -std=c++17 -O3 ${ARGN} -Werror all-warnings -Xfatbin -compress-all ${codes}
+        -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/proto/include -MD -MF ${image}.d -o ${image} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
+      DEPENDS ${source} DEPFILE ${image}.d VERBATIM COMMENT "Building CUDA kernels ${name}")
+  endif()
   set(assembly ${CMAKE_CURRENT_BINARY_DIR}/${name}_image.c)
   file(CONFIGURE OUTPUT ${assembly} CONTENT [[/* Made by cmake/cuda.cmake. */
 __asm__(".section .rodata\n.balign 64\n.global oscar_cuda_image_@name@\n.hidden oscar_cuda_image_@name@\noscar_cuda_image_@name@:\n.incbin \"@image@\"\n.byte 0\n.previous\n");
