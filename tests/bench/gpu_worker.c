@@ -94,7 +94,7 @@ static uint32_t *path_tokens(struct worker *worker, uint32_t path) {
 static void reserve(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t tokens) {
     uint64_t begin = bench_now_ns();
     for (int r; (r = oscar_seq_reserve(seq, tokens)) < 0; usleep(1000)) {
-        if (r != OSCAR_ERR_NO_SPACE || seconds_since(begin) > WAIT_MS / 1000)
+        if (r != OSCAR_ERR_NO_SPACE || seconds_since(begin) * 1000 > WAIT_MS)
             give_up("oscar_seq_reserve", r);
         TRY(oscar_seq_advance(seq, stream, NULL, 0));
     }
