@@ -161,8 +161,7 @@ static void a_client_that_is_closed_gives_back_what_it_had_while_its_process_liv
         e2e_worker_open(&worker, e2e_socket(*state), "short lived");
         struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
         MUST(oscar_seq_reserve(seq, 512));
-        oscar_client_close(worker.client); /* with its model and sequence open */
-        oscar_calibration_free(worker.calibration);
+        e2e_worker_close(&worker); /* with its model and sequence open */
     }
     e2e_wait_metric(*state, E2E_USED, 0);
     e2e_wait_metric(*state, E2E_QUARANTINED, 0);
