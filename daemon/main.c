@@ -195,7 +195,15 @@ static int start(struct daemon *daemon, struct oscar_cause *cause) {
     return r;
 }
 
+static void end_at_once(int signal) {
+    (void)signal;
+    _exit(EX_OSERR);
+}
+
 static void stop(struct daemon *daemon) {
+    /* What the device has begun is waited for, but no longer than while serving. */
+    if (signal(SIGALRM, end_at_once) != SIG_ERR)
+        (void)alarm((unsigned)daemon->config->watchdog_seconds);
     if (daemon->loop != NULL) {
         loop_remove(daemon->loop, daemon->signal_watch);
         loop_remove(daemon->loop, daemon->watchdog);

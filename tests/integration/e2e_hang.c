@@ -99,6 +99,29 @@ static void while_the_device_hangs_all_is_answered_that_needs_none(void **state)
     text_free(&other);
 }
 
+static void a_device_that_hangs_does_not_keep_the_daemon_from_ending(void **state) {
+    start(state, "3");
+    struct test_daemon *daemon = *state;
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 1, TOKENS);
+    e2e_worker_open(&worker, daemon->socket, "worker");
+    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
+    assert_int_equal(flock(control, LOCK_EX), 0);
+    oscar_client_set_timeout(worker.client, 50);
+    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT);
+    int status = daemon_terminate(daemon);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), EX_OSERR);
+    assert_int_equal(daemon_log_count(daemon, "the device has failed"), 0);
+    assert_int_equal(access(daemon->socket, F_OK), -1);
+    assert_int_equal(flock(control, LOCK_UN), 0);
+    daemon_start_again(daemon);
+    oscar_seq_close(seq);
+    e2e_worker_close(&worker);
+    text_free(&text);
+}
+
 static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **state) {
     start(state, "60");
     struct test_daemon *daemon = *state;
@@ -145,6 +168,7 @@ static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_ha
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(while_the_device_hangs_all_is_answered_that_needs_none, stop),
+        cmocka_unit_test_teardown(a_device_that_hangs_does_not_keep_the_daemon_from_ending, stop),
         cmocka_unit_test_teardown(a_device_that_fails_ends_the_daemon_with_a_status_of_its_own, stop),
         cmocka_unit_test_teardown(a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging, stop),
     };
