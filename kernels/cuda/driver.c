@@ -125,6 +125,7 @@ static int error_of(CUresult result) {
         return OSCAR_ERR_NO_SPACE;
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_IMAGE: /* a build without kernels */
         return OSCAR_ERR_UNSUPPORTED;
     case CUDA_ERROR_INVALID_VALUE:
         return OSCAR_ERR_INVALID;
