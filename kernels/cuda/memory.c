@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Chunks. A chunk is one allocation of the driver's virtual memory management, exported once as a POSIX descriptor, which
- * holds the memory by itself: it outlives its owner. An importer chooses its own access, so a mapping without writing stops mistakes,
- * not an attacker who holds the descriptor. share_ipc.c has the other form.
+ * holds the memory by itself: it outlives its owner. An importer chooses its own access, so a mapping without writing stops
+ * mistakes, not an attacker who holds the descriptor. share_ipc.c has the other form.
  */
 #include "kernels/cuda/memory.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the programs of tests/gpu stand on: the backend that OSCAR_TEST_BACKEND names ("cuda" when it is unset; "host" proves the
- * test itself where there is no GPU), its memory shared as OSCAR_TEST_SHARE says ("ipc", or by descriptors), two streams, and device
- * memory that is poison until it is written. Whatever fails here fails the test.
+ * test itself where there is no GPU), its memory shared as OSCAR_TEST_SHARE says ("ipc", or by descriptors), two streams, and
+ * device memory that is poison until it is written. Whatever fails here fails the test.
  */
 #ifndef OSCAR_TESTS_GPU_RIG_H
 #define OSCAR_TESTS_GPU_RIG_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything that the host side of the CUDA backend does, with each call to the driver failing in turn: an error comes back, and nothing
- * is left behind, neither in the driver nor here. */
+/* Everything that the host side of the CUDA backend does, with each call to the driver failing in turn: an error comes back,
+ * and nothing is left behind, neither in the driver nor here. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>

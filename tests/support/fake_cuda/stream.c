@@ -223,7 +223,7 @@ EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuin
     return enqueue(stream, (struct command){.run = run_write, .to = (void *)address, .value = value});
 }
 
-/* --- kernels: images load, and two of tests/gpu/probe.cu run --------------------------------------------------------------------------------------- */
+/* --- kernels: images load, and two of tests/gpu/probe.cu run ----------------------------------------------------------------- */
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     IN_CONTEXT();
