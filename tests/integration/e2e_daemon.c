@@ -30,8 +30,10 @@ static char calibrations[64], chunk_size[16], budget_size[16];
 static const char *const flags[] = {"--memory-chunk",          chunk_size,   "--budget", budget_size,
                                     "--calibration-directory", calibrations, NULL};
 
+unsigned e2e_scale(void) { return strcmp(daemon_backend(), "cuda") == 0 ? 4 : 1; }
+
 int e2e_start(void **state, const char *budget) {
-    unsigned scale = strcmp(daemon_backend(), "cuda") == 0 ? 4 : 1, count;
+    unsigned scale = e2e_scale(), count;
     char unit;
     if (sscanf(budget, "%u%c", &count, &unit) != 2)
         return -1;

@@ -11,10 +11,13 @@
 #include "proto/wire.h"
 #include "tests/support/daemon.h"
 
-/* For setup and teardown: chunks of 1 MiB at most, and a budget; on a GPU four times that, because a chunk has 2 MiB there and holds pages
- * of one form and one writer. Stopping checks that nothing is in use any more when the cache is flushed. */
+/* For setup and teardown: chunks of 1 MiB at most, and a budget, which is e2e_scale() times as much. Stopping checks that nothing is in
+ * use any more when the cache is flushed. */
 int e2e_start(void **state, const char *budget);
 int e2e_stop(void **state);
+/* How much larger budgets are than on the host, and so what is to fill them. On a GPU 4: a chunk has 2 MiB at least there, and holds pages
+ * of one form and, if dense, of one writer. */
+unsigned e2e_scale(void);
 
 /* A process that was spawned finds it in $OSCAR_SOCKET, as a client that is told no path does. */
 const char *e2e_socket(const struct test_daemon *daemon);

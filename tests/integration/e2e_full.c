@@ -40,16 +40,16 @@ static void a_full_cache_evicts_steadily_and_refuses_nobody_for_long(void **stat
     struct e2e_worker worker;
     e2e_worker_open(&worker, e2e_socket(*state), "long lived");
     int64_t evictions = 0;
-    for (unsigned i = 0; i < TEXTS; i++) {
+    for (unsigned i = 0; i < e2e_scale() * TEXTS; i++) {
         struct text text = make_text(100 + i, TEXT_TOKENS);
         struct oscar_seq *seq = e2e_open(&worker, &text, text.count, 0);
         e2e_extend(&worker, seq, &text, text.count);
         e2e_check_some(&worker, seq, &text, text.count, &(uint64_t){i}, 6);
         oscar_seq_close(seq);
-        if (i % 25 == 24) {
+        if (i % (25 * e2e_scale()) == 25 * e2e_scale() - 1) {
             bytes_add_up(state);
             int64_t now = e2e_metric(*state, "oscar_pages_evicted_total");
-            assert_true(i < 50 || now > evictions); /* not frozen */
+            assert_true(i < 50 * e2e_scale() || now > evictions); /* not frozen */
             evictions = now;
             /* The one just stored is the last to go. */
             assert_int_equal(e2e_probe(&worker, &text, text.count), text.count);
@@ -111,7 +111,7 @@ static void a_lease_keeps_its_pages_however_long_others_press(void **state) {
     MUST(oscar_probe(holder.model, text.ids, text.count, &result, &lease));
     assert_int_equal(result.hit_tokens, text.count);
     oscar_seq_close(seq);
-    for (unsigned i = 0; i < 60; i++) {
+    for (unsigned i = 0; i < 60 * e2e_scale(); i++) {
         struct text churn = make_text(5000 + i, TEXT_TOKENS);
         struct oscar_seq *theirs = e2e_open(&other, &churn, churn.count, 0);
         e2e_extend(&other, theirs, &churn, churn.count);
@@ -124,7 +124,7 @@ static void a_lease_keeps_its_pages_however_long_others_press(void **state) {
     oscar_seq_close(seq);
     oscar_lease_close(lease);
     /* Given back, they go like all others. */
-    for (unsigned i = 0; i < 60; i++) {
+    for (unsigned i = 0; i < 60 * e2e_scale(); i++) {
         struct text churn = make_text(6000 + i, TEXT_TOKENS);
         struct oscar_seq *theirs = e2e_open(&other, &churn, churn.count, 0);
         e2e_extend(&other, theirs, &churn, churn.count);
