@@ -89,8 +89,8 @@ static int launch_all(struct oscar_stream_impl *stream, const struct cuda_calibr
         }
         r = launch(stream, size, (struct grid){records, params.items, sides, CUDA_PACK_PLAIN_THREADS(d)}, &params);
         if (r == 0 && (view->any_centre || view->any_feedback))
-            r = launch(stream, DIMS + size,
-                       (struct grid){(params.items + 1) / 2, records, 1, CUDA_PACK_SHAPED_THREADS(d)}, &params);
+            r = launch(stream, DIMS + size, (struct grid){params.items, records, 1, CUDA_PACK_SHAPED_THREADS(d)},
+                       &params);
     }
     return r;
 }

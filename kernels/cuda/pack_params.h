@@ -6,7 +6,6 @@
 #include "kernels/cuda/layout.h"
 
 #define CUDA_PACK_ITEMS 128 /* pages of one launch: kernel parameters end at 4 KB */
-#define CUDA_PACK_ROWS 128  /* of K that a block of the shaped kernel takes: those of two pages */
 
 struct cuda_pack_params {
     struct cuda_calibration_view calibration;
@@ -19,13 +18,13 @@ struct cuda_pack_params {
 
 /* The kernels, by head size (64, 128, 256), and how they are launched. A record is layer * kv_heads + head. */
 
-/* pack_plain_D: rows that are coded as they lie. Grid (records, items, sides), D <= 128: 64 threads, else 128; sides 1: V; 2: V,
- * and K of the heads without a centre and without feedback. */
+/* pack_plain_D: rows that are coded as they lie. Grid (records, items, sides); sides 1: V; 2: V, and K of the heads
+ * without a centre and without feedback. */
 #define CUDA_PACK_PLAIN_THREADS(d) ((d) <= 128 ? 64 : 128)
 #define CUDA_PACK_PLAIN_SHARED(d) (64 * (2 * (d) + 16))
 
-/* pack_shaped_D: K of the heads with a centre or feedback. Grid (pairs of items, records), D threads. */
+/* pack_shaped_D: K of the heads with a centre or feedback. Grid (items, records), D threads. */
 #define CUDA_PACK_SHAPED_THREADS(d) (d)
-#define CUDA_PACK_SHAPED_SHARED(d) (4 * ((d)*CUDA_PACK_ROWS + 2 * 8 * (d) + 4 * CUDA_PACK_ROWS))
+#define CUDA_PACK_SHAPED_SHARED(d) (4 * (64 * (d) + 3 * 8 * (d) + 64 * ((d) / 16) + 4 * 64))
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows that are coded as they lie, rounded to nearest: V, and K without a centre and without feedback. A block takes one side of
- * one record, a thread (of head size 256 two) a row, as bit planes in registers: the clip rank, the codes and both byte orders of the page
- * come from them.
+ * Rows that are coded as they lie, rounded to nearest: V, and K without a centre and without feedback. A block takes
+ * one side of one record, a thread (of head size 256 two) a row, as bit planes in registers: the clip rank, the codes
+ * and both byte orders of the page come from them. Logic operations bound it, not the memory: nine an element.
  */
 #ifndef OSCAR_KERNELS_CUDA_PACK_PLAIN_CUH
 #define OSCAR_KERNELS_CUDA_PACK_PLAIN_CUH
@@ -20,9 +20,9 @@ __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b) {
 }
 
 /*
- * Which dims stand in a group of 32, eight neighbouring ones (a vector) at a time, so that the group's codes are whole words of
- * the page: of K the words (w, t) and (w, t + 1) of a row, group = 2w + t/2; of V half of the bits (i = 4a .. 4a + 3) of all halves
- * (r, g), group = 2r + a.
+ * Which dims stand in a group of 32, eight neighbouring ones (a vector) at a time, so that the group's codes are whole
+ * words of the page: of K the words (w, t) and (w, t + 1) of a row, group = 2w + t/2; of V half of the bits
+ * (i = 4a .. 4a + 3) of all halves (r, g), group = 2r + a.
  */
 template <int D> __device__ __forceinline__ int plain_vector(bool side_v, int group, int j) {
     constexpr int W = D / 64;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bit planes: 32 elements of 16 bits each as 16 words, word b with bit b of every element. In this form the exact clip rank is a
- * radix selection that counts bits, and a comparison of 32 elements with one number takes one operation a bit.
+ * Bit planes: 32 elements of 16 bits each as 16 words, word b with bit b of every element. In this form the exact clip
+ * rank is a radix selection that counts bits, and comparing 32 elements with one number takes one operation a bit.
  */
 #ifndef OSCAR_KERNELS_CUDA_PLANES_CUH
 #define OSCAR_KERNELS_CUDA_PLANES_CUH
@@ -11,7 +11,7 @@
 #define PLANES 16
 #define SIGN_PLANE 15
 
-/* words[i] holds two elements; afterwards bit i of words[b] is bit b of its low one and bit 16 + i that of its high one. */
+/* words[i] holds two elements; afterwards bit i of words[b] is bit b of the low one, bit 16 + i of the high one. */
 __device__ __forceinline__ void planes_make(uint32_t (&words)[PLANES]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -32,8 +32,9 @@ __device__ __forceinline__ void planes_make(uint32_t (&words)[PLANES]) {
     }
 }
 
-/* The lowest BITS bits of the candidate that is the `from_top`-th greatest (from 1) of them, by these bits; afterwards the
- * candidates are those with the same bits and `from_top` counts among them. A row lies in LANES neighbouring lanes. */
+/* The lowest BITS bits of the candidate that is the `from_top`-th greatest (from 1) of them, by these bits; afterwards
+ * the candidates are those with the same bits and `from_top` counts among them. A row lies in LANES neighbouring
+ * lanes. */
 template <int BITS, int LANES, int GROUPS>
 __device__ __forceinline__ uint32_t planes_select(const uint32_t (&planes)[GROUPS][PLANES],
                                                   uint32_t (&candidates)[GROUPS], uint32_t &from_top) {
@@ -44,8 +45,9 @@ __device__ __forceinline__ uint32_t planes_select(const uint32_t (&planes)[GROUP
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             count += __popc(candidates[g] & planes[g][b]);
-        if (LANES == 2)
-            count += __shfl_xor_sync(0xFFFFFFFFU, count, 1);
+#pragma unroll
+        for (int apart = 1; apart < LANES; apart *= 2)
+            count += __shfl_xor_sync(0xFFFFFFFFU, count, apart);
         bool one = count >= from_top;
         uint32_t flip = one ? 0 : ~0U;
         value |= ~flip & 1U << b;
@@ -67,7 +69,7 @@ struct plane_edge {
 __device__ __forceinline__ struct plane_edge planes_edge(float edge) {
     uint32_t bits = __float_as_uint(edge);
     bool negative = (bits >> 31) != 0;
-    /* Above zero: magnitudes from the edge, rounded up, on. Below: a negative x fails from the magnitude after the edge's on. */
+    /* Above zero: magnitudes from the edge's, rounded up, on. Below: a negative x fails from the next magnitude on. */
     uint32_t magnitude = negative ? ((bits & 0x7FFFFFFFU) >> 16) + 1 : (bits + 0xFFFFU) >> 16;
     return {magnitude, negative ? ~0U : 0};
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A row's scale and zero, and where its codes change, in the operations of kernels/codec.c: fp32, IEEE division, compiled without
- * contraction.
+ * A row's scale and zero, and where its codes change, in the operations of kernels/codec.c: fp32, IEEE division,
+ * compiled without contraction.
  */
 #ifndef OSCAR_KERNELS_CUDA_QUANTISER_CUH
 #define OSCAR_KERNELS_CUDA_QUANTISER_CUH
@@ -33,11 +33,12 @@ __device__ __forceinline__ bool quantiser_make(float low, float high, float thre
  * The least binary32 x whose code is at least `code` (1 to 3), so that coding is comparing. The oracle's code of x is
  * floor(RN(RN(RN(x / scale) + zero) + 0.5)), which rises with x; its roundings are undone from the outside in:
  *
- *   the sum with 0.5 is >= code where its first operand is >= code - 0.5, or for code 1, 0.5 - 2^-25, which ties and goes to 1;
- *   that operand, a sum rounded, is so where the exact sum is at or above the middle between that number and the one before
- *   (for code 1, above it: the tie goes to the even one before);
- *   so the quotient must be >= `above`, and x / scale lie above the middle between `above` and the number before. x times
- *   that middle never ties: an odd significand of 25 bits times the scale's.
+ *   the sum with 0.5 is >= code where its first operand is >= code - 0.5, or for code 1, 0.5 - 2^-25, which ties and
+ *   goes to 1;
+ *   that operand, a sum rounded, is so where the exact sum is at or above the middle between that number and the one
+ *   before (for code 1, above it: the tie goes to the even one before);
+ *   so the quotient must be >= `above`, and x / scale lie above the middle between `above` and the number before. The
+ *   scale times that middle is no binary32 number: its significand is an odd one of 25 bits times the scale's.
  *
  * Every intermediate here is exact in binary64; checked against the oracle by tests/gpu/gpu_pack.c.
  */
