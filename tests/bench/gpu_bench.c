@@ -24,6 +24,7 @@ static const struct module {
 } modules[] = {
     {"baselines", run_baselines},
     {"store", bench_gpu_store},
+    {"pack", bench_gpu_pack},
     {"prefill", bench_gpu_prefill},
 };
 
