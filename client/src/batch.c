@@ -171,11 +171,12 @@ static bool is_storable(const struct oscar_batch_entry *entry) {
 }
 
 static int check_entry(const struct oscar_batch *batch, const struct oscar_batch_entry *entry, uint32_t index) {
+    if (entry->seq == NULL)
+        return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID, "entry %" PRIu32 ": seq: NULL", index);
     if (entry->rows > batch->params.max_rows)
         return oscar_fail(oscar_detail(), OSCAR_ERR_LIMIT, "entry %" PRIu32 ": %" PRIu32 " rows, opened for %" PRIu32,
                           index, entry->rows, batch->params.max_rows);
-    int r =
-        oscar_seq_check_query(entry->seq, batch->model, entry->seq != NULL ? tokens_of(entry) : 0, entry->rows, index);
+    int r = oscar_seq_check_query(entry->seq, batch->model, tokens_of(entry), entry->rows, index);
     if (r == 0 && batch->stores && !is_storable(entry))
         return oscar_fail(oscar_detail(), OSCAR_ERR_INVALID,
                           "entry %" PRIu32 ": its rows begin at position %" PRIu32 ", and %" PRIu32

@@ -10,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef CUresult launch_function(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                 CUstream stream, void **parameters, void **extra);
+typedef CUresult launch_function(CUfunction f, unsigned gridDimX, unsigned gridDimY, unsigned gridDimZ,
+                                 unsigned blockDimX, unsigned blockDimY, unsigned blockDimZ, unsigned sharedMemBytes,
+                                 CUstream hStream, void **kernelParams, void **extra);
 
 static void stand_still(void) {
     const char *path = getenv("OSCAR_TEST_WEDGE");
@@ -21,13 +21,14 @@ static void stand_still(void) {
         (void)nanosleep(&pause, NULL);
 }
 
+/* The parameters have the names that cuda.h gives them. */
 __attribute__((visibility("default"))) CUresult CUDAAPI cuLaunchKernel(
-    CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-    unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra) {
+    CUfunction f, unsigned gridDimX, unsigned gridDimY, unsigned gridDimZ, unsigned blockDimX, unsigned blockDimY,
+    unsigned blockDimZ, unsigned sharedMemBytes, CUstream hStream, void **kernelParams, void **extra) {
     launch_function *real;
     *(void **)&real = dlsym(RTLD_NEXT, "cuLaunchKernel");
     stand_still();
-    return real != NULL ? real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
-                               parameters, extra)
+    return real != NULL ? real(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes,
+                               hStream, kernelParams, extra)
                         : CUDA_ERROR_NOT_FOUND;
 }
