@@ -26,8 +26,12 @@ static void inspect_run(struct pool_job *job, void *stream) {
 bool seal_is_job(const struct pool_job *job) { return job->run == inspect_run; }
 
 /* Once the client has gone, only pages whose fence had been reached are still pending: its counters are not looked at again. */
+static bool is_complete(const struct seq *seq, const struct dense_entry *entry) {
+    return seq->client->gone || seq_reached(seq, entry->fence);
+}
+
 static bool may_inspect(const struct seq *seq, const struct dense_entry *entry) {
-    return entry->kind == DENSE_PENDING && (seq->client->gone || seq_reached(seq, entry->fence));
+    return entry->kind == DENSE_PENDING && is_complete(seq, entry);
 }
 
 /* The first unpublished full page's entry and those after it are the sequence's own and have consecutive pages. */
@@ -52,7 +56,7 @@ uint32_t seal_under_way(const struct seq *seq) {
     uint32_t low = 0, high = seq_full_pages(seq) - seq->path_pages;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (first[middle].kind == DENSE_PENDING && !seq_reached(seq, first[middle].fence))
+        if (first[middle].kind == DENSE_PENDING && !is_complete(seq, &first[middle]))
             high = middle;
         else
             low = middle + 1;

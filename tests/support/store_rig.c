@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/store_rig.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -153,7 +154,11 @@ uint64_t rig_metric(const struct rig *rig, const char *name, const char *labels)
 /* The pool's next event, and a poll for it. */
 static void wait_and_poll(struct rig *rig) {
     struct pollfd event = {.fd = store_event_fd(rig->store), .events = POLLIN};
-    assert_int_equal(poll(&event, 1, 10000), 1);
+    int r;
+    do /* a fuzzer has signals of its own */
+        r = poll(&event, 1, 10000);
+    while (r < 0 && errno == EINTR);
+    assert_int_equal(r, 1);
     rig_poll(rig);
 }
 

@@ -305,6 +305,22 @@ static void a_dead_clients_sequences_are_gone_from_every_count(void **state) {
     }
 }
 
+static void the_counters_of_a_client_that_has_exited_are_not_looked_at(void **state) {
+    (void)state;
+    struct rig_seq *seq = open_seq(a, 0);
+    assert_int_equal(rig_seq_reserve(seq, 3 * PAGE), 0);
+    assert_int_equal(rig_seq_advance(seq, tokens, 3 * PAGE), 0);
+    rig_seq_signal(seq);
+    rig_client_free(a); /* unmapped, before anything was inspected */
+    a = NULL;
+    rig_seq_forget(seq);
+    struct rig_seq *other = open_seq(b, 0);
+    assert_int_equal(rig_seq_reserve(other, 12 * PAGE), 0); /* asks what is on its way to be packed */
+    rig_seq_close(other, true);
+    rig_settle(&rig);
+    assert_int_equal(rig_probe(b, tokens, 3 * PAGE), 3 * PAGE);
+}
+
 static void nobody_waits_for_ever_on_the_counter_of_a_dead_client(void **state) {
     (void)state;
     struct rig_seq *open = open_seq(a, 0), *behind = open_seq(a, 0), *closed = open_seq(a, 0), *done = open_seq(a, 0);
@@ -407,6 +423,7 @@ int main(void) {
         TEST(what_a_dead_writer_had_finished_is_still_published),
         TEST(a_dead_reader_holds_its_pages_until_it_has_exited),
         TEST(a_dead_clients_sequences_are_gone_from_every_count),
+        TEST(the_counters_of_a_client_that_has_exited_are_not_looked_at),
         TEST(nobody_waits_for_ever_on_the_counter_of_a_dead_client),
         TEST(a_model_of_another_identity_is_another_tree),
         TEST(closing_a_model_closes_what_was_opened_through_it),
