@@ -12,7 +12,8 @@
  *   stream.c       streams, fences, statuses of work
  *   calibration.c  calibrations in device memory
  *   store.c/.cu    rotation and store, inspection            pack.c/.cu     dense pages to INT2
- *   batch.c        batches: what a step's kernels read       decode.c/.cu   attention with few query rows; attend.c, merge
+ *   batch.c        batches: what a step's kernels read       attend.c       attention over a batch, or over items given once
+ *   decode.c/.cu   attention with few query rows; merge      decode_plan.c  which warp does what of it
  *   prefill.c/.cu  attention with many query rows
  *
  * Every function that calls the driver runs between cuda_enter and cuda_leave: the context is the caller's again afterwards.
@@ -26,6 +27,7 @@
 
 #include "oscar/device.h"
 
+#include "kernels/cuda/decode_plan.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/layout.h"
 
@@ -76,6 +78,8 @@ void cuda_leave(struct oscar_device *device);
 /* As cuda_result, and the device is marked lost where the error stays. */
 int cuda_device_result(struct oscar_device *device, CUresult result, const char *what, struct oscar_cause *cause);
 
+/* Waits for an event, at most that long: 0, OSCAR_ERR_TIMEOUT or OSCAR_ERR_DEVICE. Inside cuda_enter. */
+int cuda_event_wait(struct oscar_device *device, CUevent event, uint64_t timeout_ns, struct oscar_cause *cause);
 /* Waits for all of the stream's work so far, at most that long: 0, OSCAR_ERR_TIMEOUT or OSCAR_ERR_DEVICE. Inside cuda_enter;
  * not on a stream that is being captured. */
 int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns, struct oscar_cause *cause);
@@ -188,6 +192,10 @@ void cuda_batch_close(struct oscar_batch_impl *batch);
 int cuda_batch_update(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
                       const struct oscar_arena_view arenas[OSCAR_FORMS], const struct oscar_batch_item *item,
                       uint32_t items);
+/* Page-table entries of the latest update's longest item. */
+uint32_t cuda_batch_longest_pages(const struct oscar_batch_impl *batch);
+
+/* attend.c */
 int cuda_batch_attend(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
                       const struct oscar_batch_attend_args *args);
 int cuda_attend(struct oscar_stream_impl *stream, const struct oscar_attend_args *args);
@@ -207,12 +215,16 @@ struct oscar_batch_impl {
     struct oscar_geometry geometry;
     struct oscar_batch_limits limits;
     struct cuda_batch_view view;                 /* of device memory; passed to kernels by value */
-    CUdeviceptr memory;                          /* header, items, entries */
+    CUdeviceptr memory;                          /* header, plan of decode, items, entries */
     CUdeviceptr decode_scratch, prefill_scratch; /* made by cuda_decode_scratch, cuda_prefill_scratch */
     uint64_t decode_scratch_bytes, prefill_scratch_bytes;
+    struct cuda_decode_shape decode_shape;
+    CUdeviceptr decode_plan; /* in `memory` */
     struct cuda_staging *staging; /* batch.c: pinned copies on their way */
 };
 
+/* Sets the batch's decode_shape, from its device, geometry and limits. */
+void cuda_decode_prepare(struct oscar_batch_impl *batch);
 /* Bytes of device memory that the kernels of a batch need beside it; batch.c allocates them, zeroed. */
 uint64_t cuda_decode_scratch_bytes(struct oscar_device *device, const struct oscar_geometry *geometry,
                                    const struct oscar_batch_limits *limits);

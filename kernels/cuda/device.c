@@ -132,6 +132,7 @@ static const struct part {
     {service_open, service_close},
     {cuda_store_open, cuda_store_close},
     {cuda_pack_open, cuda_pack_close},
+    {cuda_decode_open, cuda_decode_close},
     {cuda_prefill_open, cuda_prefill_close},
 };
 
@@ -234,12 +235,15 @@ static const char *device_id(const struct oscar_device *device) { return device-
 
 static const char *device_summary(const struct oscar_device *device) { return device->summary; }
 
+static enum oscar_share device_share(const struct oscar_device *device) { return device->share; }
+
 static const struct oscar_device_ops cuda_ops = {
     .name = "cuda",
     .device_open = device_open,
     .device_close = device_close,
     .device_id = device_id,
     .device_summary = device_summary,
+    .device_share = device_share,
     .granularity = cuda_granularity,
     .memory_info = cuda_memory_info,
     .self_test = cuda_self_test,
@@ -269,7 +273,13 @@ static const struct oscar_device_ops cuda_ops = {
     .store = cuda_store,
     .inspect = cuda_inspect,
     .pack = cuda_pack,
+    .attend = cuda_attend,
+    .merge = cuda_merge,
+    .batch_open = cuda_batch_open,
+    .batch_close = cuda_batch_close,
+    .batch_update = cuda_batch_update,
     .batch_store = cuda_batch_store,
+    .batch_attend = cuda_batch_attend,
 };
 
 const struct oscar_device_ops *oscar_device_cuda(void) { return &cuda_ops; }

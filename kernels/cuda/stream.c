@@ -48,7 +48,7 @@ static void pause_after(uint64_t waited_ns) {
     (void)nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
 }
 
-static int poll_event(struct oscar_device *device, CUevent event, uint64_t timeout_ns, struct oscar_cause *cause) {
+int cuda_event_wait(struct oscar_device *device, CUevent event, uint64_t timeout_ns, struct oscar_cause *cause) {
     uint64_t start = now_ns();
     for (;;) {
         CUresult result = device->driver->cuEventQuery(event);
@@ -70,7 +70,7 @@ int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns,
         return r;
     r = cuda_device_result(device, driver->cuEventRecord(event, stream), "cuEventRecord", cause);
     if (r == 0)
-        r = poll_event(device, event, timeout_ns, cause);
+        r = cuda_event_wait(device, event, timeout_ns, cause);
     (void)driver->cuEventDestroy(event);
     return r;
 }
@@ -296,6 +296,7 @@ void cuda_stream_close(struct oscar_stream_impl *stream) {
     if (inside)
         (void)cuda_settle(device, stream->stream, NULL);
     if (!atomic_load(&device->hangs)) {
+        cuda_batch_close(stream->batch);
         state_free(stream);
         if (stream->owned)
             (void)device->driver->cuStreamDestroy(stream->stream);

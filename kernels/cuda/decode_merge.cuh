@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Partial results. A warp parks what it has of a segment in a slot of its ring: o of each column [columns][D + padding], then m and
+ * l [columns]. Parked parts of one segment are merged in the order of the warps, one warp a column; where a segment
+ * extends over several slices, the result goes to global memory and who arrives last merges in the order of the slices.
+ */
+#ifndef OSCAR_KERNELS_CUDA_DECODE_MERGE_CUH
+#define OSCAR_KERNELS_CUDA_DECODE_MERGE_CUH
+
+#include "kernels/cuda/decode_units.cuh"
+
+/* Padding so that the lanes that write together fall in different banks. */
+template <int D, int C> struct parked {
+    static constexpr int pitch = D + (C == 4 ? 8 : 4), m = C * pitch, l = m + C;
+    static_assert(4 * (l + C) <= CUDA_DECODE_SLOT_BYTES(D), "a slot holds it");
+};
+
+template <int D, int C> static __device__ __forceinline__ void park(const state<D, C> &state, uint32_t slot) {
+    using shape = parked<D, C>;
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int e = 0; e < C / 4; e++) {
+        float l = state.l[e], z = state.z[e];
+#pragma unroll
+        for (int h = 4; h < 32; h *= 2) {
+            l += __shfl_xor_sync(WARP_LANES, l, h);
+            z += __shfl_xor_sync(WARP_LANES, z, h);
+        }
+        int column = t * (C / 4) + e;
+        if (g == 0) {
+            store_shared(slot + 4 * (shape::m + column), state.m[e]);
+            store_shared(slot + 4 * (shape::l + column), l);
+        }
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_shared(slot + 4 * (column * shape::pitch + dim_of<D>(i, half) + g), state.sum[i][half][e] - z);
+    }
+}
+
+static __device__ __forceinline__ float greatest_of_warp(float x) {
+#pragma unroll
+    for (int h = 16; h > 0; h /= 2)
+        x = fmaxf(x, __shfl_xor_sync(WARP_LANES, x, h));
+    return x;
+}
+
+template <int D>
+static __device__ __forceinline__ void add_row(float (&o)[row<D>::values], float factor,
+                                               const float4 (&from)[row<D>::chunks]) {
+#pragma unroll
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+        o[4 * chunk] = fmaf(factor, from[chunk].x, o[4 * chunk]);
+        o[4 * chunk + 1] = fmaf(factor, from[chunk].y, o[4 * chunk + 1]);
+        o[4 * chunk + 2] = fmaf(factor, from[chunk].z, o[4 * chunk + 2]);
+        o[4 * chunk + 3] = fmaf(factor, from[chunk].w, o[4 * chunk + 3]);
+    }
+}
+
+/* Column c of the parts in the slots that lanes `members` name, in their order. */
+template <int D, int C>
+static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t slot, int c, float (&o)[row<D>::values],
+                                                   float &m, float &l) {
+    using shape = parked<D, C>;
+    int lane = threadIdx.x & 31;
+    bool mine = members >> lane & 1;
+    float part_m = NO_REFERENCE, part_l = 0.0F;
+    if (mine) {
+        part_m = __uint_as_float(load_shared(slot + 4 * (shape::m + c)));
+        part_l = __uint_as_float(load_shared(slot + 4 * (shape::l + c)));
+    }
+    m = greatest_of_warp(part_m);
+    float factor = mine ? exp2_approx(part_m - m) : 0.0F;
+    l = sum_over_warp(factor * part_l);
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        o[i] = 0.0F;
+    for (uint32_t left = members; left != 0; left &= left - 1) {
+        int from = __ffs(static_cast<int>(left)) - 1;
+        uint32_t at = __shfl_sync(WARP_LANES, slot, from) + 4 * c * shape::pitch;
+        float4 values[row<D>::chunks];
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+            uint4 words = load_shared4(at + 4 * row<D>::first(chunk));
+            values[chunk] = make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                                        __uint_as_float(words.w));
+        }
+        add_row<D>(o, __shfl_sync(WARP_LANES, factor, from), values);
+    }
+}
+
+/* Where slice `slice` of a head keeps its part of a segment that begins in slice `from`: one that came from an earlier slice, or
+ * one that goes on to a later one. */
+template <int D, int C>
+static __device__ __forceinline__ float *partial_of(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                    uint32_t slice, uint32_t from, int c) {
+    uint64_t index = ((static_cast<uint64_t>(kv_head) * params.slice_count + slice) * 2 + (slice == from)) * C + c;
+    return params.partials + index * CUDA_DECODE_PARTIAL_FLOATS(D);
+}
+
+/* Leaves a slice's part of column c; the last of slices from .. to merges all of them and returns true. */
+template <int D, int C>
+static __device__ __forceinline__ bool merge_slices(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                    uint32_t slice, uint32_t from, uint32_t to, int c,
+                                                    float (&o)[row<D>::values], float &m, float &l) {
+    constexpr int rounds = CUDA_DECODE_MAX_SLICES / 32, ahead = 8;
+    int lane = threadIdx.x & 31;
+    float *mine = partial_of<D, C>(params, kv_head, slice, from, c);
+    if (lane < row<D>::lanes)
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+            __stcg(reinterpret_cast<float4 *>(mine + row<D>::first(chunk)),
+                   make_float4(o[4 * chunk], o[4 * chunk + 1], o[4 * chunk + 2], o[4 * chunk + 3]));
+    if (lane == 0)
+        __stcg(reinterpret_cast<float2 *>(mine + D), make_float2(m, l));
+    __syncwarp();
+    uint32_t *counter = params.arrivals + (static_cast<uint64_t>(kv_head) * params.slice_count + from) * C + c;
+    uint32_t before = 0;
+    if (lane == 0) {
+        before = arrive(counter);
+        if (before == to - from)
+            *counter = 0;
+    }
+    before = __shfl_sync(WARP_LANES, before, 0);
+    if (before != to - from)
+        return false;
+    float factor[rounds], part_l[rounds];
+    m = NO_REFERENCE;
+#pragma unroll
+    for (int i = 0; i < rounds; i++) {
+        uint32_t other = from + 32 * i + lane;
+        float2 part = make_float2(NO_REFERENCE, 0.0F);
+        if (other <= to)
+            part = __ldcg(reinterpret_cast<const float2 *>(partial_of<D, C>(params, kv_head, other, from, c) + D));
+        factor[i] = part.x;
+        part_l[i] = part.y;
+        m = fmaxf(m, part.x);
+    }
+    m = greatest_of_warp(m);
+    l = 0.0F;
+#pragma unroll
+    for (int i = 0; i < rounds; i++) {
+        factor[i] = exp2_approx(factor[i] - m);
+        l = fmaf(factor[i], part_l[i], l);
+    }
+    l = sum_over_warp(l);
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        o[i] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < rounds; i++)
+        for (uint32_t first = from + 32 * i; first <= min(to, from + 32 * i + 31); first += ahead) {
+            float4 values[ahead][row<D>::chunks];
+#pragma unroll
+            for (int x = 0; x < ahead; x++)
+#pragma unroll
+                for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+                    values[x][chunk] = __ldcg(reinterpret_cast<const float4 *>(
+                        partial_of<D, C>(params, kv_head, min(first + x, to), from, c) + row<D>::first(chunk)));
+#pragma unroll
+            for (int x = 0; x < ahead; x++) {
+                float weight = __shfl_sync(WARP_LANES, factor[i], (first + x - from) & 31);
+                add_row<D>(o, first + x <= to ? weight : 0.0F, values[x]);
+            }
+        }
+    return true;
+}
+
+/* Merges the parts of column c of a segment that lanes `members` know the slots of, and, where it extends over more slices than
+ * this one, the slices' parts, and writes the result. */
+template <int D, int C>
+static __device__ __forceinline__ void finish_parts(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                    uint32_t slice, uint32_t from, uint32_t to, uint32_t item,
+                                                    uint32_t block, int c, uint32_t members, uint32_t slot) {
+    float o[row<D>::values], m, l;
+    merge_parts<D, C>(members, slot, c, o, m, l);
+    if (from == to || merge_slices<D, C>(params, kv_head, slice, from, to, c, o, m, l))
+        finish_column<D>(params, kv_head, item, block * C + c, o, m, l);
+}
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plan and the parameters of the kernels in decode.cu: plain C, the same bytes for gcc and nvcc. Pointers are device
+ * addresses. decode.cu says what the words mean. */
+#ifndef OSCAR_KERNELS_CUDA_DECODE_PARAMS_H
+#define OSCAR_KERNELS_CUDA_DECODE_PARAMS_H
+
+#include "kernels/cuda/layout.h"
+
+#define CUDA_DECODE_TILE 8         /* tokens of a unit of a dense page */
+#define CUDA_DECODE_MAX_WARPS 16   /* of a block; two parts each make the 32 lanes of a warp */
+#define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
+
+/* Where a warp's units begin, and how many they are. */
+struct cuda_decode_start {
+    uint32_t item, block; /* the segment */
+    uint32_t unit, units;
+};
+
+/* The slices over which the segments of a slice's first and last unit extend. */
+struct cuda_decode_slice {
+    uint32_t first_from, first_to, last_from, last_to;
+};
+
+struct cuda_decode_params {
+    struct cuda_batch_view batch;
+    const struct cuda_decode_start *starts; /* [slices][warps] */
+    const struct cuda_decode_slice *slices; /* [slices] */
+    const struct cuda_head *heads;          /* of the layer: [kv_heads] */
+    const float *page_turn, *row_turn;      /* of the calibration */
+    uint64_t q, out;                        /* addresses; 0: offsets count from there */
+    uint64_t lse;                           /* address; unused where has_lse is 0 */
+    float *partials;          /* [kv_heads][slices][2][columns]{o [d], m, l, padding to a multiple of 4} */
+    uint32_t *arrivals;       /* [kv_heads][slices][columns], zero between launches */
+    uint32_t first_record;    /* of the layer in a page */
+    uint32_t kv_heads, group; /* group: query heads a KV head */
+    uint32_t slice_count;     /* of a KV head */
+    uint32_t stages;          /* of a warp's ring */
+    uint32_t frequencies;
+    uint32_t fp16; /* q and out are FP16, else BF16 */
+    uint32_t has_lse;
+    float scale; /* of the softmax, times log2(e) */
+    uint32_t padding;
+};
+
+/* Bytes of shared memory; d = head size, c = columns, p = pairs that the kernel is made for. */
+#define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
+#define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and position */
+#define CUDA_DECODE_QUERY_BYTES(d, c, p) (2U * (c) * (d) + 12U * (c) + 8U * (c) * (p))
+#define CUDA_DECODE_QUERIES(c) ((c) == 4 ? 2U : 1U) /* segments whose queries a block prepares together */
+#define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
+#define CUDA_DECODE_NOTES_BYTES 64U /* of a warp */
+#define CUDA_DECODE_SHARED_BYTES(d, c, p, warps, stages)                                                               \
+    ((warps) * (stages)*CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                                  \
+     CUDA_DECODE_QUERIES(c) * CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES + 16U)
+
+/* Floats of one column's partial result. */
+#define CUDA_DECODE_PARTIAL_FLOATS(d) ((d) + 4U)
+
+#define CUDA_MERGE_THREADS 256
+#define CUDA_MERGE_MAX_HEADS (256U * 64U)
+
+struct cuda_merge_params {
+    uint64_t out, other_out;
+    float *lse;
+    const float *other_lse;
+    int64_t out_row_stride, out_head_stride, other_row_stride, other_head_stride; /* elements */
+    uint32_t rows, heads, head_dim, fp16;
+};
+
+#endif

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Query columns: from a worker's rows to what the matrix unit takes, and results back to a worker's rows.
+ *
+ * A column is one query row of one query head. One warp rotates it: lane l holds elements 128e + 4l .. 128e + 4l + 3 (head size
+ * 64: lanes 16 .. 31 hold what lanes 0 .. 15 do). Then it becomes 16-bit fixed point, in units of its greatest magnitude / 32512,
+ * split into a high and a low signed byte; a quarter of it where the code field of the packed K is odd, because a masked word
+ * holds four times the code there. A query area in shared memory holds the columns of one segment:
+ *
+ *   words [columns / 4][head size / 64][lane 4g + t][4]: word b of group i holds elements 64i + 16b + 4t .. + 3 of B's column g.
+ *         4 columns: B's column 2c is the high byte of column c, 2c + 1 its low byte. 8 columns: first all high, then all low.
+ *   sum, scale, sigma [columns]: sum of the fixed-point elements; what makes a logit to base 2 of a product with them; the
+ *         logit of the centre's static part
+ *   turns [columns][pairs]: {q a', q b'} of the centre's rotating pairs, as logits
+ */
+#ifndef OSCAR_KERNELS_CUDA_DECODE_QUERY_CUH
+#define OSCAR_KERNELS_CUDA_DECODE_QUERY_CUH
+
+#include "kernels/cuda/decode_params.h"
+#include "kernels/cuda/instructions.cuh"
+
+#define QUERY_UNIT 32512.0F    /* 127 * 256: its high byte stays a signed byte when the low one is rounded */
+#define GREATEST_QUERY 1e29F   /* no rotation, centre or logit overflows from there */
+#define GREATEST_TURN 60000.0F /* of a pair's logit: FP16 holds it */
+
+template <int D> struct row {
+    static constexpr int lanes = D < 128 ? D / 4 : 32;
+    static constexpr int chunks = D / (4 * lanes);
+    static constexpr int values = 4 * chunks;
+    static __device__ __forceinline__ int first(int chunk) { return 128 * chunk + 4 * (threadIdx.x % lanes); }
+};
+
+/* Sums of 32 values over the lanes: lane i gets that of v[i]. */
+static __device__ __forceinline__ float sum_over_lanes(float (&v)[32]) {
+#pragma unroll
+    for (int step = 0; step < 5; step++) {
+        const int half = 16 >> step;
+        bool upper = threadIdx.x & half;
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (i < half) {
+                float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
+                v[i] = mine + __shfl_xor_sync(WARP_LANES, other, half);
+            }
+    }
+    return v[0];
+}
+
+/* The normalised transform, its own inverse. */
+template <int D> static __device__ __forceinline__ void rotate_hadamard(float (&x)[row<D>::values]) {
+#pragma unroll
+    for (int h = 1; h < row<D>::values; h *= 2) {
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++)
+            if ((i & h) == 0) {
+                float a = x[i], b = x[i + h];
+                x[i] = a + b;
+                x[i + h] = a - b;
+            }
+    }
+#pragma unroll
+    for (int h = 1; h < row<D>::lanes; h *= 2) {
+        float sign = threadIdx.x & h ? -1.0F : 1.0F;
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++)
+            x[i] = fmaf(x[i], sign, __shfl_xor_sync(WARP_LANES, x[i], h));
+    }
+    constexpr float factor = D == 64 ? 0.125F : D == 128 ? 0.08838834764831845F : 0.0625F;
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        x[i] *= factor;
+}
+
+/* x R */
+template <int D> static __device__ __forceinline__ void rotate_matrix(const float *matrix, float (&x)[row<D>::values]) {
+    float y[row<D>::values] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+#pragma unroll 2
+        for (int lane = 0; lane < row<D>::lanes; lane++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float element = __shfl_sync(WARP_LANES, x[4 * chunk + k], lane);
+                const float *line = matrix + (128 * chunk + 4 * lane + k) * D;
+#pragma unroll
+                for (int to = 0; to < row<D>::chunks; to++) {
+                    float4 r = __ldg(reinterpret_cast<const float4 *>(line + row<D>::first(to)));
+                    y[4 * to] = fmaf(element, r.x, y[4 * to]);
+                    y[4 * to + 1] = fmaf(element, r.y, y[4 * to + 1]);
+                    y[4 * to + 2] = fmaf(element, r.z, y[4 * to + 2]);
+                    y[4 * to + 3] = fmaf(element, r.w, y[4 * to + 3]);
+                }
+            }
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        x[i] = y[i];
+}
+
+/* The lane's share of the product of x with a row of floats. */
+template <int D> static __device__ __forceinline__ float product(const float (&x)[row<D>::values], const float *with) {
+    float sum = 0.0F;
+#pragma unroll
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+        float4 r = __ldg(reinterpret_cast<const float4 *>(with + row<D>::first(chunk)));
+        sum = fmaf(x[4 * chunk], r.x, sum);
+        sum = fmaf(x[4 * chunk + 1], r.y, sum);
+        sum = fmaf(x[4 * chunk + 2], r.z, sum);
+        sum = fmaf(x[4 * chunk + 3], r.w, sum);
+    }
+    return (threadIdx.x & 31) < row<D>::lanes ? sum : 0.0F;
+}
+
+static __device__ __forceinline__ float sum_over_warp(float x) {
+#pragma unroll
+    for (int h = 16; h > 0; h /= 2)
+        x += __shfl_xor_sync(WARP_LANES, x, h);
+    return x;
+}
+
+/* Writes x Rᵀ of elements 32i + lane through `put(element, value)`. */
+template <int D, typename Put>
+static __device__ __forceinline__ void rotate_back(const float *matrix, const float (&x)[row<D>::values], Put put) {
+    for (int first = 0; first < D; first += 32) {
+        float v[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            v[i] = product<D>(x, matrix + (first + i) * D);
+        put(first + static_cast<int>(threadIdx.x & 31), sum_over_lanes(v));
+    }
+}
+
+static __device__ __forceinline__ uint64_t element_address(uint64_t base, int64_t index) {
+    return base + static_cast<uint64_t>(index) * sizeof(uint16_t);
+}
+
+static __device__ __forceinline__ float worker_float(uint32_t bits, bool fp16) {
+    return fp16 ? half_floats(bits).x : __uint_as_float(bits << 16);
+}
+static __device__ __forceinline__ uint32_t worker_pair(float low, float high, bool fp16) {
+    return fp16 ? half_pair(low, high) : bfloat_pair(low, high);
+}
+
+/* --- in --- */
+
+template <int D, int C, int P> struct query_area {
+    static constexpr int groups = C / 4; /* of words, and columns that a lane works for */
+    static constexpr int sums = 2 * C * D, scales = sums + 4 * C, sigmas = scales + 4 * C, turns = sigmas + 4 * C;
+    static __device__ __forceinline__ int word(int group, int block, int lane) {
+        return 4 * (((group * (D / 64) + block / 4) * 32 + lane) * 4 + block % 4);
+    }
+};
+
+/* Four elements as fixed point; returns the high bytes, and the low ones and the sum by reference. */
+static __device__ __forceinline__ uint32_t fix(const float *x, float units, int weight, uint32_t &low, int &sum) {
+    uint32_t high = 0;
+    low = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        int fixed = __float2int_rn(x[k] * units), byte = static_cast<int8_t>(fixed);
+        sum += weight * fixed;
+        high |= (static_cast<uint32_t>((fixed - byte) >> 8) & 0xFF) << (8 * k);
+        low |= (static_cast<uint32_t>(byte) & 0xFF) << (8 * k);
+    }
+    return high;
+}
+
+/* A column as fixed point, the words as the lane has the row; and what the centre makes of it: lane 2i has pair i's cosine part,
+ * lane 2i + 1 its sine part. */
+template <int D> struct column {
+    uint32_t high[row<D>::chunks], low[row<D>::chunks];
+    float sum, scale, sigma, turn;
+};
+
+template <int D, int P>
+static __device__ __forceinline__ void column_centre(const struct cuda_decode_params &params,
+                                                     const struct cuda_head &head, const float (&x)[row<D>::values],
+                                                     column<D> &column) {
+    column.sigma = column.turn = 0.0F;
+    if (head.centre_static)
+        column.sigma = sum_over_warp(product<D>(x, head.centre_static)) * params.scale;
+    if constexpr (P > 0) {
+        float v[32] = {};
+#pragma unroll
+        for (int i = 0; i < P; i++)
+            if (i < head.pairs) {
+                v[2 * i] = product<D>(x, head.centre_cos + i * D);
+                v[2 * i + 1] = product<D>(x, head.centre_sin + i * D);
+            }
+        float turn = sum_over_lanes(v) * params.scale, other = __shfl_xor_sync(WARP_LANES, turn, 1);
+        float length = sqrtf(fmaf(turn, turn, other * other));
+        column.turn = length > GREATEST_TURN ? turn * (GREATEST_TURN / length) : turn;
+    }
+}
+
+/* Column c of segment (item, block) of KV head `kv_head`; one that no query stands for is zero. */
+template <int D, int C, int P>
+static __device__ __forceinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                        uint32_t item_index, uint32_t block, int c) {
+    const struct cuda_batch_item &item = params.batch.items[item_index];
+    const struct cuda_head &head = params.heads[kv_head];
+    uint32_t query = block * C + c;
+    column<D> column;
+    float x[row<D>::values] = {}, greatest = 0.0F;
+    if (query < item.rows * params.group) {
+        int64_t index = item.q_offset + (query / params.group) * item.q_row_stride +
+                        (kv_head * params.group + query % params.group) * item.q_head_stride;
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++) {
+            const uint16_t *element =
+                reinterpret_cast<const uint16_t *>(element_address(params.q, index + row<D>::first(i / 4) + i % 4));
+            x[i] = fminf(fmaxf(worker_float(__ldg(element), params.fp16), -GREATEST_QUERY), GREATEST_QUERY);
+        }
+    }
+    if (head.rotation_k)
+        rotate_matrix<D>(head.rotation_k, x);
+    else
+        rotate_hadamard<D>(x);
+    column_centre<D, P>(params, head, x, column);
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        greatest = fmaxf(greatest, fabsf(x[i]));
+    greatest = __uint_as_float(__reduce_max_sync(WARP_LANES, __float_as_uint(greatest)));
+    float units = greatest > 0.0F ? QUERY_UNIT / greatest : 0.0F;
+    int sum = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+        bool odd = row<D>::first(chunk) * 4 / D & 1;
+        column.high[chunk] = fix(&x[4 * chunk], odd ? units * 0.25F : units, odd ? 4 : 1, column.low[chunk], sum);
+    }
+    column.sum = static_cast<float>(__reduce_add_sync(WARP_LANES, (threadIdx.x & 31) < row<D>::lanes ? sum : 0));
+    column.scale = greatest * (1.0F / QUERY_UNIT) * params.scale;
+    return column;
+}
+
+/* Writes column c to its segment's area. */
+template <int D, int C, int P>
+static __device__ __forceinline__ void column_write(const column<D> &column, uint32_t area, int c) {
+    using shape = query_area<D, C, P>;
+    int lane = threadIdx.x & 31, t = lane & 3;
+    if (lane < row<D>::lanes)
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+            int block = row<D>::first(chunk) / 16;
+            store_shared(area + shape::word(0, block, 4 * (C == 4 ? 2 * c : c) + t), column.high[chunk]);
+            store_shared(area + shape::word(C / 8, block, 4 * (C == 4 ? 2 * c + 1 : c) + t), column.low[chunk]);
+        }
+    if (lane == 0) {
+        store_shared(area + shape::sums + 4 * c, column.sum);
+        store_shared(area + shape::scales + 4 * c, column.scale);
+        store_shared(area + shape::sigmas + 4 * c, column.sigma);
+    }
+    if (P > 0 && lane < 2 * P)
+        store_shared(area + shape::turns + 8 * P * c + 4 * lane, column.turn);
+}
+
+/* --- out --- */
+
+/* A column's result: o and l relative to 2^m. */
+template <int D>
+static __device__ __forceinline__ void finish_column(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                     uint32_t item_index, uint32_t column, float (&o)[row<D>::values],
+                                                     float m, float l) {
+    const struct cuda_batch_item &item = params.batch.items[item_index];
+    if (column >= item.rows * params.group)
+        return;
+    uint32_t query_row = column / params.group, query_head = kv_head * params.group + column % params.group;
+    uint64_t to = element_address(params.out, item.out_offset + query_row * item.out_row_stride +
+                                                  query_head * item.out_head_stride);
+    int lane = threadIdx.x & 31;
+    float inverse = l > 0.0F ? 1.0F / l : 0.0F;
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        o[i] *= inverse;
+    if (const float *matrix = params.heads[kv_head].rotation_v) {
+        rotate_back<D>(matrix, o, [&](int element, float value) {
+            reinterpret_cast<uint16_t *>(to)[element] = static_cast<uint16_t>(worker_pair(value, 0.0F, params.fp16));
+        });
+    } else {
+        rotate_hadamard<D>(o);
+        if (lane < row<D>::lanes)
+#pragma unroll
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+                uint64_t at = to + sizeof(uint16_t) * row<D>::first(chunk);
+                uint2 words = make_uint2(worker_pair(o[4 * chunk], o[4 * chunk + 1], params.fp16),
+                                         worker_pair(o[4 * chunk + 2], o[4 * chunk + 3], params.fp16));
+                if (to % sizeof(words) == 0) {
+                    *reinterpret_cast<uint2 *>(at) = words;
+                } else {
+                    uint16_t *element = reinterpret_cast<uint16_t *>(at);
+                    element[0] = static_cast<uint16_t>(words.x);
+                    element[1] = static_cast<uint16_t>(words.x >> 16);
+                    element[2] = static_cast<uint16_t>(words.y);
+                    element[3] = static_cast<uint16_t>(words.y >> 16);
+                }
+            }
+    }
+    if (lane == 0 && params.has_lse) {
+        uint64_t index =
+            item.lse_offset + static_cast<uint64_t>(query_row) * params.kv_heads * params.group + query_head;
+        reinterpret_cast<float *>(params.lse)[index] =
+            l > 0.0F ? (m + log2f(l)) * 0.6931471805599453F : __int_as_float(0xFF800000);
+    }
+}
+
+#endif
