@@ -54,7 +54,7 @@ struct fixture {
     uint8_t *arena[OSCAR_FORMS];
     uint64_t pages[OSCAR_FORMS], used[OSCAR_FORMS], page_bytes[OSCAR_FORMS];
     double *expected[FIXTURE_ITEMS], *expected_lse[FIXTURE_ITEMS]; /* by the oracle, when first asked for */
-    void *owned[64];
+    void *owned[256];
     uint32_t owned_count;
 };
 
