@@ -5,7 +5,7 @@ if(OSCAR_WITH_CUDA)
   target_link_libraries(gpu_bench_base PUBLIC oscar_kernels oscar_report PkgConfig::JANSSON m)
   target_compile_definitions(gpu_bench_base PUBLIC BENCH_BASELINES="${CMAKE_CURRENT_SOURCE_DIR}/gpu_baselines.py")
 
-  add_executable(gpu_bench gpu_baselines.c gpu_bench.c gpu_pack.c gpu_prefill.c gpu_store.c)
+  add_executable(gpu_bench gpu_baselines.c gpu_bench.c gpu_decode.c gpu_pack.c gpu_prefill.c gpu_store.c)
   target_link_libraries(gpu_bench PRIVATE gpu_bench_base)
 
   add_executable(gpu_share gpu_share.c gpu_worker.c ../demo/private_daemon.c)

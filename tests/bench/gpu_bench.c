@@ -25,6 +25,7 @@ static const struct module {
     {"baselines", run_baselines},
     {"store", bench_gpu_store},
     {"pack", bench_gpu_pack},
+    {"decode", bench_gpu_decode},
     {"prefill", bench_gpu_prefill},
 };
 

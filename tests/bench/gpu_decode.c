@@ -246,7 +246,7 @@ static void measure(struct decode_bench *bench) {
         gpu_baseline_ms(shape->batch, shape->context, shape->query_heads, shape->kv_heads, shape->head_dim) / ms, "x");
     row(bench, "_8_pairs_cost", 100 * (time_attend(bench, 8, false) / ms - 1), "%");
     row(bench, "_16_pairs_cost", 100 * (time_attend(bench, 16, false) / ms - 1), "%");
-    row(bench, "_matrix_costs", 100 * (time_attend(bench, 0, true) / ms - 1), "%");
+    row(bench, "_matrix_cost", 100 * (time_attend(bench, 0, true) / ms - 1), "%");
 }
 
 static void bench_shape(struct gpu_bench *gpu, const struct decode_shape *shape) {
