@@ -22,11 +22,8 @@ static const struct module {
     const char *name;
     void (*run)(struct gpu_bench *bench);
 } modules[] = {
-    {"baselines", run_baselines},
-    {"store", bench_gpu_store},
-    {"pack", bench_gpu_pack},
-    {"decode", bench_gpu_decode},
-    {"prefill", bench_gpu_prefill},
+    {"baselines", run_baselines}, {"store", bench_gpu_store},     {"pack", bench_gpu_pack},
+    {"decode", bench_gpu_decode}, {"prefill", bench_gpu_prefill},
 };
 
 /* What the figures are of. */
