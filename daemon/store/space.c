@@ -28,23 +28,6 @@ static bool may_grow(const struct store *store, const struct arena *arena) {
     return store->heap.count == 0 || unused >= arena_chunk_bytes(arena) + headroom(store, arena);
 }
 
-/* The next chunk is ordered when the last one is nearly full, so that nobody has to wait for it, if there is plenty of room. */
-static void order_ahead(struct store *store, struct arena *arena, struct share *share) {
-    const struct memory *memory = &store->memory;
-    uint64_t unused = memory->options.budget_bytes - memory->total_bytes;
-    uint64_t spare = memory->options.budget_bytes / DENSE_SHARE;
-    uint32_t left = 0;
-    const struct chunk *chunk;
-    TAILQ_FOREACH(chunk, &share->open, in_share) {
-        left += chunk_free_slots(chunk);
-        if (left > arena->shape.chunk_pages / 4)
-            return;
-    }
-    if (share->making == 0 && share->failure == 0 &&
-        unused >= arena_chunk_bytes(arena) + headroom(store, arena) + spare)
-        (void)arena_grow(arena, share, true, NULL); /* it will be tried again when it is needed */
-}
-
 /* Pages that the store itself keeps dense for now: they wait for their seal or for packing. */
 static uint64_t pages_on_their_way(const struct store *store) {
     uint64_t pages = store->pack_waiting;
@@ -58,6 +41,23 @@ static uint64_t pages_on_their_way(const struct store *store) {
 static bool packing_makes_room(const struct store *store, const struct arena *arena) {
     return arena->form == OSCAR_FORM_DENSE && !store->pack_starved &&
            pages_on_their_way(store) * arena->shape.stride >= store->memory.options.budget_bytes / DENSE_SHARE;
+}
+
+/* The next chunk is ordered when the last one is nearly full, so that nobody has to wait for it, if there is plenty of room. */
+static void order_ahead(struct store *store, struct arena *arena, struct share *share) {
+    const struct memory *memory = &store->memory;
+    uint64_t unused = memory->options.budget_bytes - memory->total_bytes;
+    uint64_t spare = memory->options.budget_bytes / DENSE_SHARE;
+    uint32_t left = 0;
+    const struct chunk *chunk;
+    TAILQ_FOREACH(chunk, &share->open, in_share) {
+        left += chunk_free_slots(chunk);
+        if (left > arena->shape.chunk_pages / 4)
+            return;
+    }
+    if (share->making == 0 && share->failure == 0 &&
+        unused >= arena_chunk_bytes(arena) + headroom(store, arena) + spare && !packing_makes_room(store, arena))
+        (void)arena_grow(arena, share, true, NULL); /* it will be tried again when it is needed */
 }
 
 /* After a chunk could not be made though the budget allows it. One chunk given back may help, and where the device is full, with what

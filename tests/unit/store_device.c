@@ -190,6 +190,28 @@ static void the_next_chunk_is_there_before_it_is_needed(void **state) {
     rig_seq_close(seq, true);
 }
 
+static void no_chunk_is_made_ahead_for_a_writer_that_outruns_packing(void **state) {
+    (void)state;
+    fake_device_hold(&rig.device, true);
+    struct rig_seq *seq = open_seq(a, 0);
+    int r = 0;
+    while (r == 0 && seq->committed < 20 * PAGE) {
+        r = rig_seq_reserve(seq, PAGE);
+        if (r == 0)
+            r = rig_seq_advance(seq, tokens + seq->committed, PAGE);
+        rig_seq_signal(seq);
+        while (memory_moves(&rig.store->memory))
+            rig_poll(&rig);
+    }
+    assert_int_equal(r, OSCAR_ERR_NO_SPACE);
+    /* An eighth of the budget is on its way; beyond it the writer gets what its last chunk has. */
+    assert_in_range(seq->committed / PAGE, 8, 12);
+    fake_device_hold(&rig.device, false);
+    rig_settle(&rig);
+    assert_int_equal(rig_seq_reserve(seq, PAGE), 0);
+    rig_seq_close(seq, true);
+}
+
 static void no_chunk_is_made_ahead_where_the_budget_is_short(void **state) {
     (void)state;
     teardown(state);
@@ -356,6 +378,7 @@ int main(void) {
         TEST(a_client_that_goes_leaves_nothing_of_what_was_made_for_it),
         TEST(a_fork_waits_for_a_chunk_too),
         TEST(the_next_chunk_is_there_before_it_is_needed),
+        TEST(no_chunk_is_made_ahead_for_a_writer_that_outruns_packing),
         TEST(no_chunk_is_made_ahead_where_the_budget_is_short),
         TEST(memory_counts_from_its_order_until_the_device_has_it_back),
         TEST(nobody_is_told_no_space_while_a_chunk_is_on_its_way_back),
