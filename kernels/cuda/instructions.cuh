@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Instructions of the attention kernels that have no name in CUDA C++. Addresses of shared memory are 32-bit. Matrix fragments:
- * lane 4g + t of a warp; A has rows g and g + 8, B column g, C rows g and g + 8 of columns 2t and 2t + 1.
+ * Instructions that have no name in CUDA C++, and the block's shared memory: all inline assembly of the kernels is here, so that
+ * tests/support/cuda_emulation can stand in for it. Addresses of shared memory are 32-bit. Matrix fragments: lane 4g + t of a
+ * warp; A has rows g and g + 8, B column g, C rows g and g + 8 of columns 2t and 2t + 1.
  */
 #ifndef OSCAR_KERNELS_CUDA_INSTRUCTIONS_CUH
 #define OSCAR_KERNELS_CUDA_INSTRUCTIONS_CUH
@@ -18,6 +19,12 @@
 #else
 #define CUDA_BULK_COPIES 0
 #endif
+
+/* The shared memory that the launch asked for. */
+static __device__ __forceinline__ uint8_t *block_memory() {
+    extern __shared__ __align__(128) uint8_t memory[];
+    return memory;
+}
 
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -74,6 +81,23 @@ static __device__ __forceinline__ float2 bfloat_floats(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
 }
 
+/* Least and greatest of each half of two BF16 pairs; a NaN stays. */
+static __device__ __forceinline__ uint32_t bfloat_least(uint32_t a, uint32_t b) {
+    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+static __device__ __forceinline__ uint32_t bfloat_greatest(uint32_t a, uint32_t b) {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+
+/* 1 where value >= edge, else, as for a NaN, 0. */
+static __device__ __forceinline__ float one_from(float value, float edge) {
+    float one;
+    asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(value), "f"(edge));
+    return one;
+}
+
 /* --- matrices --- */
 
 /* Lane 4g + t holds elements (g, 2t) and (g, 2t + 1) of an 8 x 8 matrix; afterwards those of its transpose. */
@@ -83,11 +107,19 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t x) {
     return y;
 }
 
-/* Four 8 x 8 matrices of 16-bit elements, transposed; lane 8i + r gives the address of row r of matrix i. */
+/* Four 8 x 8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i. */
+static __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+/* The same, each transposed. */
 static __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address));
+                 : "r"(address)
+                 : "memory");
 }
 
 /* c += a b, m16n8k32: codes times signed bytes. */
@@ -135,6 +167,20 @@ static __device__ __forceinline__ void multiply_bfloat(float (&c)[4], uint32_t a
 
 /* --- copies from global to shared memory --- */
 
+static __device__ __forceinline__ void copy_16(uint32_t to, uint64_t from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+static __device__ __forceinline__ void copy_16(void *to, const void *from) {
+    copy_16(shared_address(to), reinterpret_cast<uint64_t>(from));
+}
+static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Until at most PENDING of the thread's committed groups are on their way. */
+template <int PENDING> static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+/* Until all of its copies are there, committed or not. */
+static __device__ __forceinline__ void copies_arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 #if CUDA_BULK_COPIES
 
 static __device__ __forceinline__ void barrier_open(uint32_t barrier) {
@@ -172,36 +218,32 @@ static __device__ __forceinline__ void copies_follow_stores() {
 
 #else
 
-static __device__ __forceinline__ void copy_16(uint32_t to, uint64_t from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* Until at most `pending` (0..7) of the committed groups are on their way. */
+/* copies_wait with a number (0..7) that is not constant. */
 static __device__ __forceinline__ void copies_wait(uint32_t pending) {
     switch (pending) {
     case 0:
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        copies_wait<0>();
         break;
     case 1:
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        copies_wait<1>();
         break;
     case 2:
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
+        copies_wait<2>();
         break;
     case 3:
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
+        copies_wait<3>();
         break;
     case 4:
-        asm volatile("cp.async.wait_group 4;" ::: "memory");
+        copies_wait<4>();
         break;
     case 5:
-        asm volatile("cp.async.wait_group 5;" ::: "memory");
+        copies_wait<5>();
         break;
     case 6:
-        asm volatile("cp.async.wait_group 6;" ::: "memory");
+        copies_wait<6>();
         break;
     default:
-        asm volatile("cp.async.wait_group 7;" ::: "memory");
+        copies_wait<7>();
     }
 }
 static __device__ __forceinline__ void copies_follow_stores() {}

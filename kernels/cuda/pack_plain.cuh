@@ -9,16 +9,6 @@
 
 #include "kernels/cuda/pack_common.cuh"
 
-/* Least and greatest BF16 of two pairs; a NaN stays. */
-__device__ __forceinline__ uint32_t pair_min(uint32_t a, uint32_t b) {
-    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-}
-__device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-}
-
 /*
  * Which dims stand in a group of 32, eight neighbouring ones (a vector) at a time, so that the group's codes are whole
  * words of the page: of K the words (w, t) and (w, t + 1) of a row, group = 2w + t/2; of V half of the bits
@@ -55,7 +45,7 @@ template <int D> __device__ __forceinline__ void pack_plain(const struct cuda_pa
     constexpr int GROUPS = D / 32 / LANES; /* of a lane */
     constexpr int THREADS = CUDA_PACK_PLAIN_THREADS(D);
     constexpr int STRIDE = 2 * D + 16; /* of a row in shared memory: neighbours begin in other banks */
-    extern __shared__ uint4 shared[];
+    uint4 *shared = (uint4 *)block_memory();
     char *rows = (char *)shared;
     const int thread = threadIdx.x;
     const uint32_t record = blockIdx.x, item = blockIdx.y;
@@ -68,7 +58,7 @@ template <int D> __device__ __forceinline__ void pack_plain(const struct cuda_pa
 #pragma unroll
     for (int i = 0; i < 8 * D / THREADS; i++) {
         int vector = i * THREADS + thread;
-        copy_async(rows + vector / (D / 8) * STRIDE + vector % (D / 8) * 16, from + vector * 16);
+        copy_16(rows + vector / (D / 8) * STRIDE + vector % (D / 8) * 16, from + vector * 16);
     }
     const uint32_t rank = side_v ? head.rank_v : head.rank_k;
     copies_arrive();
@@ -89,17 +79,17 @@ template <int D> __device__ __forceinline__ void pack_plain(const struct cuda_pa
             lows = highs = planes[0][0];
 #pragma unroll
         for (int i = 0; i < PLANES; i++) {
-            lows = pair_min(lows, planes[g][i]);
-            highs = pair_max(highs, planes[g][i]);
+            lows = bfloat_least(lows, planes[g][i]);
+            highs = bfloat_greatest(highs, planes[g][i]);
         }
         planes_make(planes[g]);
     }
     if (LANES == 2) {
-        lows = pair_min(lows, __shfl_xor_sync(0xFFFFFFFFU, lows, 1));
-        highs = pair_max(highs, __shfl_xor_sync(0xFFFFFFFFU, highs, 1));
+        lows = bfloat_least(lows, __shfl_xor_sync(0xFFFFFFFFU, lows, 1));
+        highs = bfloat_greatest(highs, __shfl_xor_sync(0xFFFFFFFFU, highs, 1));
     }
-    float low = __uint_as_float(pair_min(lows, lows << 16) & 0xFFFF0000U);
-    float high = __uint_as_float(pair_max(highs, highs << 16) & 0xFFFF0000U);
+    float low = __uint_as_float(bfloat_least(lows, lows << 16) & 0xFFFF0000U);
+    float high = __uint_as_float(bfloat_greatest(highs, highs << 16) & 0xFFFF0000U);
 
     uint32_t candidates[GROUPS];
 #pragma unroll

@@ -63,8 +63,8 @@ __device__ __forceinline__ void shaped_turns(const struct cuda_pack_params &para
                                              uint32_t item, shaped_shared<D> &shared) {
     for (uint32_t i = threadIdx.x; i < head.pairs * (D / 4); i += D) {
         uint32_t pair = i / (D / 4), dim = i % (D / 4) * 4;
-        copy_async(&shared.factor[0][pair][dim], head.centre_cos + pair * D + dim);
-        copy_async(&shared.factor[1][pair][dim], head.centre_sin + pair * D + dim);
+        copy_16(&shared.factor[0][pair][dim], head.centre_cos + pair * D + dim);
+        copy_16(&shared.factor[1][pair][dim], head.centre_sin + pair * D + dim);
     }
     const uint32_t frequencies = params.calibration.frequencies;
     const float2 *page = (const float2 *)params.calibration.page_turn + (size_t)params.page[item] * frequencies;
@@ -208,8 +208,8 @@ __device__ __forceinline__ void shaped_scales(const struct cuda_pack_params &par
 template <int D>
 __device__ __forceinline__ void shaped_fetch(const float *feedback, int step, shaped_shared<D> &shared) {
     for (int i = threadIdx.x; i < 8 * 2 * (step + 1); i += D)
-        copy_async(&shared.l[step % STEPS_OF_L][i & 7][i >> 3 << 2],
-                   feedback + (size_t)(STEP * step + (i & 7)) * D + (i >> 3 << 2));
+        copy_16(&shared.l[step % STEPS_OF_L][i & 7][i >> 3 << 2],
+                feedback + (size_t)(STEP * step + (i & 7)) * D + (i >> 3 << 2));
 }
 
 /* One error's terms. */
@@ -250,12 +250,6 @@ __device__ __forceinline__ void shaped_update(const shaped_shared<D> &shared, in
     }
 }
 
-__device__ __forceinline__ float one_from(float value, float edge) {
-    float one;
-    asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(value), "f"(edge)); /* 0 for a NaN, whose code is 0 */
-    return one;
-}
-
 /* Codes the upper (HALF 1) or lower step of a panel; with feedback each code's error is taken into the panel's lower
  * dims. `upper`: the codes of the upper step until the lower ones are there. The next dim waits for each error: its
  * terms come first, and no store stands between it and what is loaded. */
@@ -280,7 +274,7 @@ __device__ __forceinline__ void shaped_code(shaped_shared<D> &shared, bool feedb
         load(x, &own[i][row]);
 #pragma unroll
         for (int r = 0; r < OWN_ROWS; r++) {
-            float value = t[BASE + i][r];
+            float value = t[BASE + i][r]; /* the code of a NaN is 0 */
             float code = one_from(value, edge[0][r]) + one_from(value, edge[1][r]) + one_from(value, edge[2][r]);
             codes[r] = __fmaf_rn(codes[r], 4.0F, code);
             error[i][r] = __fmaf_rn(code - zero[r], scale[r], -x[r]);
@@ -391,8 +385,7 @@ __device__ __forceinline__ void shaped_steps(const float *feedback, const int (&
 
 template <int D> __device__ __forceinline__ void pack_shaped(const struct cuda_pack_params &params) {
     constexpr int PANELS = D / PANEL;
-    extern __shared__ uint4 memory[];
-    shaped_shared<D> &shared = *(shaped_shared<D> *)memory;
+    shaped_shared<D> &shared = *(shaped_shared<D> *)block_memory();
     const uint32_t item = blockIdx.x, record = blockIdx.y;
     const struct cuda_head &head = params.calibration.heads[record];
     const float *feedback = head.feedback;

@@ -219,8 +219,7 @@ static __device__ void attend_tile(const struct cuda_prefill_params &params, str
 
 template <int D> static __device__ __forceinline__ void prefill(const struct cuda_prefill_params &params) {
     static_assert(sizeof(struct shared<D>) <= CUDA_PREFILL_SHARED_BYTES(D), "the host asks for what the kernel uses");
-    extern __shared__ __align__(16) uint8_t memory[];
-    struct shared<D> &mem = *reinterpret_cast<struct shared<D> *>(memory);
+    struct shared<D> &mem = *reinterpret_cast<struct shared<D> *>(block_memory());
     struct walk walk = {0, 0};
     struct tile tile;
     for (uint64_t number = blockIdx.x; find_tile<D>(params, mem, walk, number, tile); number += gridDim.x)

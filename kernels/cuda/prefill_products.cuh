@@ -161,7 +161,7 @@ static __device__ __forceinline__ void soften(struct weights &weights, float (&s
             top = fmaxf(top, fmaxf(score[n][2 * half], score[n][2 * half + 1]));
         float max = fmaxf(partial.max[half], lanes_max<4>(top) * columns.unit[half]);
         base[half] = max == -INFINITY ? 0 : max; /* a column that sees nothing yet */
-        shrink[half] = exp_2(partial.max[half] - base[half]);
+        shrink[half] = exp2_approx(partial.max[half] - base[half]);
         partial.max[half] = max;
         partial.sum[half] *= shrink[half];
     }
@@ -177,8 +177,8 @@ static __device__ __forceinline__ void soften(struct weights &weights, float (&s
         float2 v = *reinterpret_cast<const float2 *>(&mem.v_scale[parity][8 * n + token]);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float a = exp_2(fmaf(columns.unit[half], score[n][2 * half], -base[half]));
-            float b = exp_2(fmaf(columns.unit[half], score[n][2 * half + 1], -base[half]));
+            float a = exp2_approx(fmaf(columns.unit[half], score[n][2 * half], -base[half]));
+            float b = exp2_approx(fmaf(columns.unit[half], score[n][2 * half + 1], -base[half]));
             partial.sum[half] += a + b;
             uint32_t upper = rotate_fp16::pack(a * v.x, b * v.y);
             float2 taken = rotate_fp16::unpack(upper);
@@ -270,7 +270,7 @@ static __device__ __forceinline__ void add_dense_values(struct partial<D> &parti
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t v[4];
-            load_matrices_turned(v, shared_address(&mem.dense.v[16 * i + lane % 16][16 * j + lane / 16 * 16]));
+            load_transposed(v, shared_address(&mem.dense.v[16 * i + lane % 16][16 * j + lane / 16 * 16]));
             rotate_fp16::multiply(sum[0], weights.upper[i], v[0], v[1]);
             rotate_fp16::multiply(sum[1], weights.upper[i], v[2], v[3]);
             rotate_fp16::multiply(sum[0], weights.lower[i], v[0], v[1]);

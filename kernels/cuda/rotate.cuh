@@ -14,9 +14,7 @@
 #ifndef OSCAR_KERNELS_CUDA_ROTATE_CUH
 #define OSCAR_KERNELS_CUDA_ROTATE_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <stdint.h>
+#include "kernels/cuda/instructions.cuh"
 
 #define ROTATE_WARP 0xFFFFFFFFU
 
@@ -58,35 +56,19 @@ template <int D, int LANES> static __device__ __forceinline__ void rotate_hadama
 struct rotate_bf16 {
     static constexpr float scale =
         1.0F; /* of the two terms of R: no element of an orthogonal matrix is greater than 1 */
-    static __device__ __forceinline__ float2 unpack(uint32_t pair) {
-        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
-    }
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&pair);
-    }
+    static __device__ __forceinline__ float2 unpack(uint32_t pair) { return bfloat_floats(pair); }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) { return bfloat_pair(low, high); }
     static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        multiply_bfloat(sum, a[0], a[1], a[2], a[3], b0, b1);
     }
 };
 
 struct rotate_fp16 {
     static constexpr float scale = 32768.0F; /* keeps small elements from losing bits to FP16's narrow exponent */
-    static __device__ __forceinline__ float2 unpack(uint32_t pair) {
-        return __half22float2(*reinterpret_cast<__half2 *>(&pair));
-    }
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        __half2 pair = __floats2half2_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&pair);
-    }
+    static __device__ __forceinline__ float2 unpack(uint32_t pair) { return half_floats(pair); }
+    static __device__ __forceinline__ uint32_t pack(float low, float high) { return half_pair(low, high); }
     static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        multiply_half(sum, a[0], a[1], a[2], a[3], b0, b1);
     }
 };
 

@@ -118,20 +118,6 @@ static __device__ __forceinline__ uint32_t store_pairs(uint8_t *to, const uint32
     return excess(pairs[0]) | excess(pairs[1]) | excess(pairs[2]) | excess(pairs[3]);
 }
 
-static __device__ __forceinline__ void copy_async(uint4 *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(from)
-                 : "memory");
-}
-
-/* Four 8x8 matrices of 16-bit elements: the A operand of 16 rows and 16 elements of the sum. */
-static __device__ __forceinline__ void load_matrices(uint32_t (&a)[4], const uint4 *from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
-                 : "memory");
-}
-
 /* Rows of one head, by `slices` blocks of which this is number `slice`. Returns what excess() found. */
 template <int D, class TYPE>
 static __device__ __forceinline__ uint32_t store_hadamard(const struct cuda_store_params &params, uint32_t side_head,
@@ -190,7 +176,7 @@ template <int D> struct matrix_rows {
             if (from.to && reinterpret_cast<uintptr_t>(from.from) % sizeof(uint4) == 0) {
 #pragma unroll
                 for (int c = 0; c < D / 32; c++)
-                    copy_async(&x[unit(row, 4 * c + t)], from.from + 32 * c + 8 * t);
+                    copy_16(&x[unit(row, 4 * c + t)], from.from + 32 * c + 8 * t);
             } else {
                 uint4 loaded[D / 32];
                 load_row<D / 32, 4>(loaded, from);
@@ -199,19 +185,19 @@ template <int D> struct matrix_rows {
                     x[unit(row, 4 * c + t)] = loaded[c];
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_commit();
     }
 
     /* A operands, and where row 8i + g goes. */
     __device__ __forceinline__ void take(uint32_t (&ret_x)[tiles][D / 16][4], uint8_t *(&ret_to)[2 * tiles]) const {
         int lane = threadIdx.x % 32;
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        copies_wait<0>();
         __syncwarp();
 #pragma unroll
         for (int m = 0; m < tiles; m++)
 #pragma unroll
             for (int step = 0; step < D / 16; step++)
-                load_matrices(ret_x[m][step], &x[unit(16 * m + lane % 16, 2 * step + lane / 16)]);
+                load_matrices(ret_x[m][step], shared_address(&x[unit(16 * m + lane % 16, 2 * step + lane / 16)]));
 #pragma unroll
         for (int i = 0; i < 2 * tiles; i++)
             ret_to[i] = place[8 * i + lane / 4].to;
@@ -224,7 +210,7 @@ template <int D, class TYPE>
 static __device__ __forceinline__ uint32_t store_matrix(const struct cuda_store_params &params, const float *matrix,
                                                         uint32_t side_head, uint32_t first_column, uint32_t rows,
                                                         uint32_t slice, uint32_t slices) {
-    extern __shared__ uint4 entries[];
+    uint4 *entries = reinterpret_cast<uint4 *>(block_memory());
     constexpr int tiles = CUDA_ROTATE_TILES(D);
     constexpr uint32_t tile = 16 * tiles;
     uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, found = 0;
