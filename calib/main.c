@@ -27,6 +27,8 @@ static const struct verb {
     const char *help;
 } verbs[] = {
     {"fit", FIT, calib_fit, "CAPTURE...", 1, SIZE_MAX, "make a calibration file of captured activations"},
+    {"report", REPORT, calib_report, "CAPTURE...", 1, SIZE_MAX,
+     "errors on a capture that the fit has not seen, beside other methods'"},
     {"inspect", INSPECT, calib_inspect, "FILE", 1, 1, "what a calibration file holds"},
     {"verify", VERIFY, calib_verify, "FILE", 1, 1, "check every number of a calibration file"},
     {"hadamard", HADAMARD, calib_hadamard, "", 0, 0, "make a file of plain Hadamard rotations, without any capture"},
