@@ -50,15 +50,16 @@ void covariance_finish(double *target, uint32_t d, double factor) {
 
 static void add_keys(struct moments *moments, const struct rope *rope, uint32_t d, uint64_t position, const float *rows,
                      uint64_t count) {
-    for (uint64_t i = 0; i < count; i++, position++) {
-        if (position < OSCAR_SINK_TOKENS)
-            continue;
-        const float *row = rows + i * d;
+    uint64_t skip = position < OSCAR_SINK_TOKENS ? OSCAR_SINK_TOKENS - position : 0;
+    if (skip >= count)
+        return;
+    rows += skip * d;
+    count -= skip;
+    for (uint64_t i = 0; i < count; i++)
         for (uint32_t j = 0; j < d; j++)
-            moments->turned[j] += (double)row[j];
-        rope_add_unturned(rope, position, row, d, moments->unturned);
-        moments->tokens++;
-    }
+            moments->turned[j] += (double)rows[i * d + j];
+    rope_add_unturned(rope, position + skip, rows, count, d, moments->unturned);
+    moments->tokens += count;
 }
 
 int moments_add(struct moments *moments, const struct activations *activations, const struct rope *rope,

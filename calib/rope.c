@@ -5,6 +5,9 @@
 #include <math.h>
 #include <string.h>
 
+/* Rows between two turns that are computed; those between follow by multiplication, which errs by an ulp a step. */
+#define EXACT_EVERY 64U
+
 static const char *const names[] = {
     [ROPE_UNKNOWN] = "unknown", [ROPE_NONE] = "none", [ROPE_HALVES] = "halves", [ROPE_INTERLEAVED] = "interleaved"};
 
@@ -53,17 +56,51 @@ void rope_pair_dims(const struct rope *rope, uint32_t pair, uint32_t *ret_first,
     *ret_second = halves ? pair + rope->pairs : 2 * pair + 1;
 }
 
-void rope_add_unturned(const struct rope *rope, uint64_t position, const float *row, uint32_t head_dim, double *sum) {
+/* The turn of each pair at one position, and from one position to the next. */
+struct turn {
+    double cos[ROPE_MAX_PAIRS], sin[ROPE_MAX_PAIRS];
+};
+
+static void turn_at(const struct rope *rope, double position, struct turn *ret) {
     for (uint32_t i = 0; i < rope->pairs; i++) {
-        uint32_t first;
-        uint32_t second;
-        rope_pair_dims(rope, i, &first, &second);
-        double angle = rope->omega[i] * (double)position;
-        double c = cos(angle);
-        double s = sin(angle);
-        sum[first] += c * (double)row[first] + s * (double)row[second];
-        sum[second] += c * (double)row[second] - s * (double)row[first];
+        ret->cos[i] = cos(rope->omega[i] * position);
+        ret->sin[i] = sin(rope->omega[i] * position);
     }
-    for (uint32_t j = 2 * rope->pairs; j < head_dim; j++)
-        sum[j] += (double)row[j];
+}
+
+static void turn_on(uint32_t pairs, const struct turn *step, struct turn *turn) {
+    for (uint32_t i = 0; i < pairs; i++) {
+        double c = turn->cos[i] * step->cos[i] - turn->sin[i] * step->sin[i];
+        turn->sin[i] = turn->sin[i] * step->cos[i] + turn->cos[i] * step->sin[i];
+        turn->cos[i] = c;
+    }
+}
+
+static void add_back(const struct turn *turn, uint32_t pairs, uint32_t apart, uint32_t step, const float *row,
+                     double *sum) {
+    for (uint32_t i = 0; i < pairs; i++) {
+        double x = (double)row[i * step];
+        double y = (double)row[i * step + apart];
+        sum[i * step] += turn->cos[i] * x + turn->sin[i] * y;
+        sum[i * step + apart] += turn->cos[i] * y - turn->sin[i] * x;
+    }
+}
+
+void rope_add_unturned(const struct rope *rope, uint64_t position, const float *rows, uint64_t count, uint32_t head_dim,
+                       double *sum) {
+    const bool halves = rope->pairing == ROPE_HALVES;
+    struct turn turn;
+    struct turn step;
+    turn_at(rope, 1, &step);
+    for (uint64_t i = 0; i < count; i++, rows += head_dim) {
+        if (i % EXACT_EVERY == 0)
+            turn_at(rope, (double)(position + i), &turn);
+        if (halves)
+            add_back(&turn, rope->pairs, rope->pairs, 1, rows, sum);
+        else
+            add_back(&turn, rope->pairs, 1, 2, rows, sum);
+        for (uint32_t j = 2 * rope->pairs; j < head_dim; j++)
+            sum[j] += (double)rows[j];
+        turn_on(rope->pairs, &step, &turn);
+    }
 }

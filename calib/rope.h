@@ -42,7 +42,9 @@ int rope_make(const struct rope_given *given, const double *omega, uint64_t omeg
 /* The two dimensions of a pair. */
 void rope_pair_dims(const struct rope *rope, uint32_t pair, uint32_t *ret_first, uint32_t *ret_second);
 
-/* Adds the row as it was before its turn at `position` to sum[head_dim]; dims that do not turn are added as they are. */
-void rope_add_unturned(const struct rope *rope, uint64_t position, const float *row, uint32_t head_dim, double *sum);
+/* Adds rows, `count` of them from `position` on, as they were before their turn to sum[head_dim]; dims that do not turn are
+ * added as they are. */
+void rope_add_unturned(const struct rope *rope, uint64_t position, const float *rows, uint64_t count, uint32_t head_dim,
+                       double *sum);
 
 #endif

@@ -20,6 +20,10 @@ const struct report_goal report_goals[] = {
     {"seq_advance_page_p50", REPORT_AT_MOST, 0.03},
     {"metadata_per_million_tokens", REPORT_AT_MOST, 16},
     {"copies_of_64k_prefix_8_workers", REPORT_AT_MOST, 1},
+    /* calibration: rows of the covariance pass against those that a dgemm could multiply */
+    {"covariance_d64_of_dgemm", REPORT_AT_LEAST, 70},
+    {"covariance_d128_of_dgemm", REPORT_AT_LEAST, 70},
+    {"covariance_d256_of_dgemm", REPORT_AT_LEAST, 70},
     /* attention on a GPU, 32 query heads and 8 KV heads of 128: against PyTorch's BF16 attention in the same run, and against what a
      * copy of as many bytes takes */
     {"decode_b1_c32768_h32_8_d128_over_sdpa", REPORT_AT_LEAST, 2.6},
