@@ -219,7 +219,7 @@ struct oscar_batch_impl {
     CUdeviceptr decode_scratch, prefill_scratch; /* made by cuda_decode_scratch, cuda_prefill_scratch */
     uint64_t decode_scratch_bytes, prefill_scratch_bytes;
     struct cuda_decode_shape decode_shape;
-    CUdeviceptr decode_plan; /* in `memory` */
+    CUdeviceptr decode_plan;      /* in `memory` */
     struct cuda_staging *staging; /* batch.c: pinned copies on their way */
 };
 

@@ -129,11 +129,8 @@ static const struct part {
     int (*open)(struct oscar_device *device, struct oscar_cause *cause);
     void (*close)(struct oscar_device *device);
 } parts[] = {
-    {service_open, service_close},
-    {cuda_store_open, cuda_store_close},
-    {cuda_pack_open, cuda_pack_close},
-    {cuda_decode_open, cuda_decode_close},
-    {cuda_prefill_open, cuda_prefill_close},
+    {service_open, service_close},         {cuda_store_open, cuda_store_close},     {cuda_pack_open, cuda_pack_close},
+    {cuda_decode_open, cuda_decode_close}, {cuda_prefill_open, cuda_prefill_close},
 };
 
 static void close_parts(struct oscar_device *device) {

@@ -49,7 +49,7 @@ struct cuda_batch_item {
     uint32_t tokens, rows;
     uint32_t first_row; /* query rows of the items before it */
     uint32_t packed_pages, dense_pages;
-    uint32_t dense_tokens; /* in dense pages */
+    uint32_t dense_tokens;              /* in dense pages */
     uint64_t packed_first, dense_first; /* index of the run's first entry */
     int64_t q_offset, q_row_stride, q_head_stride;
     int64_t out_offset, out_row_stride, out_head_stride;

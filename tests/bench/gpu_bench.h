@@ -48,9 +48,9 @@ void gpu_must_driver(CUresult result, const char *what);
 
 /* The modules. Baselines come before attention, which is reported in relation to them. */
 void bench_gpu_floor(struct gpu_bench *bench); /* sets the two rates */
-void bench_gpu_store(struct gpu_bench *bench);
-void bench_gpu_pack(struct gpu_bench *bench);
-void bench_gpu_decode(struct gpu_bench *bench);
+void bench_gpu_store(struct gpu_bench *gpu);
+void bench_gpu_pack(struct gpu_bench *gpu);
+void bench_gpu_decode(struct gpu_bench *gpu);
 void bench_gpu_prefill(struct gpu_bench *bench);
 
 /* Median ms of SDPA over a BF16 cache of this shape by PyTorch's fastest kernel and layout; NaN where it was not measured. */

@@ -419,7 +419,7 @@ static void check_merged(const struct half_result *a, const struct half_result *
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t head = 0; head < heads; head++) {
             size_t at = (size_t)row * heads + head;
-            double most = fmax(a->lse[at], b->lse[at]);
+            double most = a->lse[at] > b->lse[at] ? a->lse[at] : b->lse[at];
             double wa = isinf(most) ? 0 : exp(a->lse[at] - most), wb = isinf(most) ? 0 : exp(b->lse[at] - most);
             double expected_lse = isinf(most) ? -INFINITY : most + log(wa + wb);
             if (isinf(most))
