@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Completes prompts with a transformers model whose K/V oscard keeps. Run it twice with one long prompt, in two processes.
+"""Completes prompts with a transformers model whose K/V oscard keeps. Run it twice with one long prompt, in two
+processes.
 
     complete.py MODEL --prompt-file manual.txt --prompt 'Question: ...' --tokens 50
 
-A prompt is the text of the file, if there is one, and what follows; with several prompts they are completed one after another
-and share the file's K/V. Printed are the text, how many tokens were cached, and the time to the first new token.
+A prompt is the text of the file, if there is one, and what follows; with several prompts they are completed one after
+another and share the file's K/V. Printed are the text, how many tokens were cached, and the time to the first new
+token.
 """
 
 import argparse

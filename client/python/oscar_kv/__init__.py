@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """oscard for Python workers: one prefix-shared KV cache for a host, attended over in place.
 
-A thin binding over liboscar: the same objects and calls as in oscar/oscar.h, which is the reference for what they do; nothing
-is compiled at install. liboscar.so is found by OSCAR_LIBRARY, beside Python's prefix, or by the system's loader.
+A thin binding over liboscar: the same objects and calls as in oscar/oscar.h, which is the reference for what they do;
+nothing is compiled at install. liboscar.so is found by OSCAR_LIBRARY, beside Python's prefix, or by the system's
+loader.
 
     with Client() as client:
         model = Model(client, Geometry(layers=2, query_heads=8, kv_heads=2, head_dim=64),
@@ -13,9 +14,10 @@ is compiled at install. liboscar.so is found by OSCAR_LIBRARY, beside Python's p
         model.attend(layer, [Query(seq, q, out, tokens=first + count)])
         seq.advance(prompt[first:])                    # once all layers are stored
 
-Tensors are numpy arrays or torch tensors (on a GPU: torch CUDA tensors), taken by address and strides, never copied: see
-`oscar_kv.tensors`. On the GPU, `client.torch_stream()` is torch's current stream. Errors are exceptions (OscarError and its
-kinds) with code, cause and remedy. `oscar_kv.transformers` puts the cache under an unmodified `model.generate()`.
+Tensors are numpy arrays or torch tensors (on a GPU: torch CUDA tensors), taken by address and strides, never copied:
+see `oscar_kv.tensors`. On the GPU, `client.torch_stream()` is torch's current stream. Errors are exceptions (OscarError
+and its kinds) with code, cause and remedy. `oscar_kv.transformers` puts the cache under an unmodified
+`model.generate()`.
 """
 
 from ._library import version

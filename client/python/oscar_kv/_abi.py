@@ -21,6 +21,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from typing import Any
 
 Handle = c_void_p  # of a client, model, sequence, lease, stream or batch
 Digest = c_uint8 * 32
@@ -195,7 +196,7 @@ _new = POINTER(Handle)
 _tokens = c_void_p  # an array('I') or any other uint32 buffer
 
 # Result type and argument types of every function that liboscar exports.
-FUNCTIONS: dict[str, tuple] = {
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "oscar_version": (c_char_p,),
     "oscar_error_detail": (c_char_p,),
     "oscar_error_name": (c_char_p, c_int),
@@ -239,7 +240,7 @@ FUNCTIONS: dict[str, tuple] = {
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives each function of `library` its prototype. AttributeError names the first one that the library does not have."""
+    """Gives each function of `library` its prototype. AttributeError names one that the library does not have."""
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result

@@ -13,7 +13,7 @@ SONAME = "liboscar.so.0"
 
 
 def _candidates() -> list[str]:
-    """What to try, in order: what is named, else beside this interpreter's prefix, else what the system's loader finds."""
+    """What to try, in order: what is named, else beside Python's prefix, else what the system's loader finds."""
     named = os.environ.get("OSCAR_LIBRARY")
     if named:
         return [named]
@@ -39,4 +39,4 @@ def library() -> ctypes.CDLL:
 
 def version() -> str:
     """Version of liboscar, such as "0.1.0"."""
-    return library().oscar_version().decode()
+    return str(library().oscar_version(), "utf-8")

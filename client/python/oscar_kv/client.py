@@ -5,7 +5,7 @@ import ctypes
 from array import array
 from ctypes import byref, sizeof
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from . import _abi
 from ._handle import Owned
@@ -35,16 +35,18 @@ class Client(Owned):
     group       workers of one group may adopt each other's leases
     timeout_ms  of every call that speaks to the daemon; 0: 5000
 
+    on_gpu      whether the daemon's pages, and so the tensors of all calls, are on a GPU
+
     Raises ConnectionLostError where there is no daemon, OscarError (VERSION, PERMISSION, LIMIT), DeadlineError.
     Closing it closes all that was opened through it.
     """
 
     def __init__(
         self,
-        socket: Optional[str] = None,
+        socket: str | None = None,
         *,
-        name: Optional[str] = None,
-        group: Optional[str] = None,
+        name: str | None = None,
+        group: str | None = None,
         timeout_ms: int = 0,
     ) -> None:
         options = _abi.ClientOptions(
@@ -57,6 +59,7 @@ class Client(Owned):
         handle = _abi.Handle()
         check(library().oscar_client_open(byref(options), byref(handle)))
         super().__init__(handle.value or 0, None, library().oscar_client_close)
+        self.on_gpu = self.info().backend == "cuda"
         self._torch_streams: dict[int, Stream] = {}
 
     def set_timeout(self, timeout_ms: int) -> None:
@@ -96,14 +99,15 @@ class Stream(Owned):
 
     threads       on the host: CPU threads that a call may use
     asynchronous  calls return at once; the stream keeps their tensors until `wait` or `close`
-    native        on a GPU: the worker's own stream as an integer (a CUstream), always asynchronous; it must outlive this object,
-                  and tensors must stay until it has passed (torch's allocator sees to that for the stream that it uses)
+    native        on a GPU: the worker's own stream as an integer (a CUstream), always asynchronous; it must outlive
+                  this object, and tensors must stay until it has passed (torch's allocator sees to that for the stream
+                  that it uses)
 
     Where a call takes `stream=None`, its work is done when the call returns.
     """
 
     def __init__(
-        self, client: Client, *, threads: int = 0, asynchronous: bool = False, native: Optional[int] = None
+        self, client: Client, *, threads: int = 0, asynchronous: bool = False, native: int | None = None
     ) -> None:
         params = _abi.StreamParams(
             size=sizeof(_abi.StreamParams), threads=threads, asynchronous=int(asynchronous), native=native
@@ -115,7 +119,7 @@ class Stream(Owned):
         self._kept: list[Any] = []
 
     def wait(self, timeout_ms: int = 60_000) -> None:
-        """Waits for what is enqueued. DeadlineError, or the work's first failure (NotFiniteError, OscarError DEVICE)."""
+        """Waits for what is enqueued. DeadlineError, or the work's first failure (NotFiniteError, DEVICE)."""
         check(library().oscar_stream_wait(self.handle, timeout_ms))
         self._kept.clear()
 
@@ -129,11 +133,11 @@ class Stream(Owned):
             self._kept.extend(tensors)
 
 
-def _text(text: Optional[str]) -> Optional[bytes]:
+def _text(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def stream_handle(stream: Optional[Stream], *tensors: Any) -> Optional[int]:
+def stream_handle(stream: Stream | None, *tensors: Any) -> int | None:
     """The C stream, or None; an asynchronous host stream keeps the tensors."""
     if stream is None:
         return None
@@ -142,7 +146,7 @@ def stream_handle(stream: Optional[Stream], *tensors: Any) -> Optional[int]:
 
 
 def tokens_buffer(tokens: Any) -> tuple[Any, int]:
-    """Token ids (any sequence or integer array) as an array of uint32, and their count. InvalidError for other numbers."""
+    """Token ids (any sequence or integer array) as an array of uint32, and their count. Else InvalidError."""
     if hasattr(tokens, "tolist"):
         tokens = tokens.tolist()
     try:

@@ -2,6 +2,7 @@
 """liboscar's errors as exceptions."""
 
 from enum import IntEnum
+from typing import Any
 
 from ._library import library
 
@@ -56,7 +57,7 @@ class OscarError(Exception):
         self.cause = cause
         self.remedy = remedy
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.code, self.cause, self.remedy, str(self))
 
 

@@ -7,14 +7,14 @@ import ctypes
 from collections.abc import Sequence as Items
 from ctypes import byref, sizeof
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from . import _abi
 from ._handle import Owned
 from ._library import library
 from .client import Client, Stream, _text, stream_handle, tokens_buffer
 from .errors import ErrorCode, check, error_of
-from .tensors import BF16, FP16, lse_rows, rows
+from .tensors import BF16, FP16, View, lse_rows, rows
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -86,7 +86,7 @@ class Query:
     q: Any
     out: Any
     tokens: int = 0
-    lse: Optional[Any] = None
+    lse: Any | None = None
 
 
 class Model(Owned):
@@ -111,8 +111,8 @@ class Model(Owned):
         weights_digest: bytes,
         rope_digest: bytes,
         revision: str = "main",
-        calibration: Optional[str] = None,
-        adapter: Optional[str] = None,
+        calibration: str | None = None,
+        adapter: str | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         for name, digest in (("weights_digest", weights_digest), ("rope_digest", rope_digest)):
@@ -166,7 +166,7 @@ class Model(Owned):
         return Lease(self, handle.value or 0, found.hit_tokens)
 
     def adopt_lease(self, secret: bytes) -> Lease:
-        """Takes over another process's lease (of the same user and client group) by its secret. OscarError NOT_FOUND."""
+        """Takes over a lease of another process, of the same user and client group. OscarError NOT_FOUND."""
         if len(secret) != ctypes.sizeof(_abi.Secret):
             raise error_of(ErrorCode.INVALID, f"secret has {len(secret)} bytes, not {ctypes.sizeof(_abi.Secret)}")
         handle, hit = _abi.Handle(), ctypes.c_uint32()
@@ -180,33 +180,26 @@ class Model(Owned):
         check(library().oscar_probe(self.handle, buffer, count, byref(result), lease))
         return Probe(result.hit_tokens, result.in_flight_tokens)
 
-    def attend(
-        self, layer: int, queries: Items[Query], *, scale: float = 0.0, stream: Optional[Stream] = None
-    ) -> None:
+    def attend(self, layer: int, queries: Items[Query], *, scale: float = 0.0, stream: Stream | None = None) -> None:
         """Attention of a ragged batch over one layer: decode with one row a sequence, prefill with many.
 
         scale  of the scores; 0: 1/sqrt(head_dim)
         """
-        shape = self.geometry
-        dtype = DTYPES[shape.dtype]
+        heads = self.geometry.query_heads
         items = (_abi.AttendQuery * len(queries))()
         for item, query in zip(items, queries):
-            q = rows(query.q, "q", shape.query_heads, shape.head_dim, dtype)
-            out = rows(query.out, "out", shape.query_heads, shape.head_dim, dtype, count=q.shape[0])
-            if not out.writable:
-                raise error_of(ErrorCode.INVALID, "out is read-only")
+            q = self._rows(query.q, "q", heads)
+            out = self._rows(query.out, "out", heads, q.shape[0])
             item.seq = query.seq.handle
             item.tokens, item.rows = query.tokens, q.shape[0]
             item.q, (item.q_row_stride, item.q_head_stride) = q.address, q.strides[:2]
             item.out, (item.out_row_stride, item.out_head_stride) = out.address, out.strides[:2]
             if query.lse is not None:
-                item.lse = lse_rows(query.lse, "lse", q.shape[0], shape.query_heads).address
+                item.lse = self._lse(query.lse, q.shape[0])
         kept = stream_handle(stream, *queries)
         check(library().oscar_attend(self.handle, kept, layer, scale, items, len(queries)))
 
-    def merge(
-        self, out: Any, lse: Any, other_out: Any, other_lse: Any, *, stream: Optional[Stream] = None
-    ) -> None:
+    def merge(self, out: Any, lse: Any, other_out: Any, other_lse: Any, *, stream: Stream | None = None) -> None:
         """Replaces out and lse by the attention over the tokens of both partial results, which must not overlap.
 
         Shapes as in Query. So a worker attends over a part of the tokens with a kernel of its own.
@@ -216,11 +209,21 @@ class Model(Owned):
         kept = stream_handle(stream, out, lse, other_out, other_lse)
         check(library().oscar_merge(self.handle, kept, count, byref(into), byref(other)))
 
-    def _partial(self, out: Any, lse: Any, count: Optional[int] = None) -> tuple[_abi.Partial, int]:
+    def _partial(self, out: Any, lse: Any, count: int | None = None) -> tuple[_abi.Partial, int]:
+        found = self._rows(out, "out", self.geometry.query_heads, count)
+        return _abi.Partial(found.address, *found.strides[:2], self._lse(lse, found.shape[0])), found.shape[0]
+
+    def _rows(self, tensor: Any, what: str, heads: int, count: int | None = None) -> View:
+        """The caller's rows [count, heads, head_dim] of this model's type."""
         shape = self.geometry
-        found = rows(out, "out", shape.query_heads, shape.head_dim, DTYPES[shape.dtype], count=count)
-        sums = lse_rows(lse, "lse", found.shape[0], shape.query_heads)
-        return _abi.Partial(found.address, *found.strides[:2], sums.address), found.shape[0]
+        found = rows(tensor, what, heads, shape.head_dim, DTYPES[shape.dtype], self.client.on_gpu, count)
+        if what == "out" and not found.writable:
+            raise error_of(ErrorCode.INVALID, "out is read-only")
+        return found
+
+    def _lse(self, tensor: Any, count: int) -> int:
+        """Address of the caller's log-sum-exp [count, query_heads]."""
+        return lse_rows(tensor, "lse", count, self.geometry.query_heads, self.client.on_gpu).address
 
 
 class Lease(Owned):

@@ -6,16 +6,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence as Items
 from ctypes import byref, sizeof
-from dataclasses import dataclass
-from typing import Any, Optional, Union
+from dataclasses import dataclass, fields
+from typing import Any
 
 from . import _abi
 from ._handle import Owned
 from ._library import library
 from .client import Stream, stream_handle, tokens_buffer
 from .errors import ErrorCode, check, error_of
-from .model import DTYPES, Model
-from .tensors import View, lse_rows, rows
+from .model import Model
+from .tensors import View
 
 _DENSE_TAIL = 1  # enum oscar_seq_flags
 
@@ -36,10 +36,11 @@ class Sequence(Owned):
     """Sealed pages that are shared, then an unsealed tail of its own. Used from one thread at a time.
 
     tokens      ids of the prompt; may be empty
-    dense_tail  cut the hit so that the last 256 tokens before its end are BF16: this worker computes them where they are packed
+    dense_tail  cut the hit so that the last 256 tokens before its end are BF16: this worker computes them where they
+                are packed
 
-    Positions below `hit` need no computing. For the others: reserve, then store each layer, and advance once all layers are
-    stored; attend at any time over what is stored. Closing leaves the pages in the cache.
+    Positions below `hit` need no computing. For the others: reserve, then store each layer, and advance once all layers
+    are stored; attend at any time over what is stored. Closing leaves the pages in the cache.
     """
 
     def __init__(self, model: Model, tokens: Any, *, dense_tail: bool = False) -> None:
@@ -57,10 +58,11 @@ class Sequence(Owned):
         """Lengths, in tokens."""
         info = _abi.SeqInfo(size=sizeof(_abi.SeqInfo))
         check(library().oscar_seq_info(self.handle, byref(info)))
-        return SequenceInfo(*(getattr(info, name) for name, _ in _abi.SeqInfo._fields_[1:]))
+        return SequenceInfo(*(getattr(info, field.name) for field in fields(SequenceInfo)))
 
     def wait(self, timeout_ms: int) -> None:
-        """Waits for another worker that computes the missing prefix, and takes over what is there; before the first store.
+        """Waits for another worker that computes the missing prefix, and takes over what is there; before the first
+        store.
 
         DeadlineError leaves the sequence usable. The new hit is in `info()`.
         """
@@ -70,7 +72,7 @@ class Sequence(Owned):
         """Room for `tokens` more after the committed length, all or nothing. NoSpaceError changes nothing."""
         check(library().oscar_seq_reserve(self.handle, tokens))
 
-    def store(self, layer: int, first: int, k: Any, v: Any, *, stream: Optional[Stream] = None) -> None:
+    def store(self, layer: int, first: int, k: Any, v: Any, *, stream: Stream | None = None) -> None:
         """Writes K, V of positions first .. first + tokens - 1 of one layer.
 
         k, v  [tokens, kv_heads, head_dim] with any strides of tokens and heads, read until the stream has passed
@@ -78,10 +80,9 @@ class Sequence(Owned):
         Positions below the committed length are ignored; uncommitted ones may be written again. NoSpaceError beyond the
         reserved length, NotFiniteError (on the host at once).
         """
-        shape = self.model.geometry
-        dtype = DTYPES[shape.dtype]
-        keys = rows(k, "k", shape.kv_heads, shape.head_dim, dtype)
-        values = rows(v, "v", shape.kv_heads, shape.head_dim, dtype, count=keys.shape[0])
+        heads = self.model.geometry.kv_heads
+        keys = self.model._rows(k, "k", heads)
+        values = self.model._rows(v, "v", heads, keys.shape[0])
         kept = stream_handle(stream, k, v)
         check(
             library().oscar_seq_store(
@@ -98,7 +99,7 @@ class Sequence(Owned):
         check(library().oscar_seq_rows(self.handle, layer, kv_head, position, byref(k), byref(v), byref(count)))
         return k.value or 0, v.value or 0, count.value
 
-    def advance(self, tokens: Any, *, stream: Optional[Stream] = None) -> None:
+    def advance(self, tokens: Any, *, stream: Stream | None = None) -> None:
         """These token ids are complete in all layers once the stream has passed this point.
 
         With no tokens: speaks to the daemon, so that pages which were packed since are taken over. On DeadlineError and
@@ -107,7 +108,7 @@ class Sequence(Owned):
         buffer, count = tokens_buffer(tokens)
         check(library().oscar_seq_advance(self.handle, stream_handle(stream), buffer, count))
 
-    def fork(self, *, stream: Optional[Stream] = None) -> Sequence:
+    def fork(self, *, stream: Stream | None = None) -> Sequence:
         """A second sequence with the same committed tokens: sealed pages are shared, the unsealed tail is copied."""
         handle = _abi.Handle()
         check(library().oscar_seq_fork(self.handle, stream_handle(stream), byref(handle)))
@@ -126,14 +127,15 @@ class BatchEntry:
 
 
 class Batch(Owned):
-    """What changes from step to step where the kernels read it: a step allocates nothing, and a CUDA graph can capture it.
+    """What changes from step to step where the kernels read it: a step allocates nothing, and a CUDA graph can capture
+    it.
 
     max_seqs    sequences of one step
     max_rows    new tokens of one sequence in one step
     max_tokens  lengths of all sequences of one step together
 
-    Each step: reserve where room is short, `set`, then `store` and `attend` each layer, then advance each sequence. Tensors are
-    contiguous: [rows of all sequences, heads, head_dim], in the order of the entries.
+    Each step: reserve where room is short, `set`, then `store` and `attend` each layer, then advance each sequence.
+    Tensors are contiguous: [rows of all sequences, heads, head_dim], in the order of the entries.
     """
 
     def __init__(self, model: Model, *, max_seqs: int, max_rows: int, max_tokens: int) -> None:
@@ -146,14 +148,16 @@ class Batch(Owned):
         self.model = model
         self._rows = 0
 
-    def set(self, entries: Items[Union[BatchEntry, Sequence]], *, stream: Optional[Stream] = None) -> None:
-        """From here on the batch is these sequences. StateError from store and attend when another call overtakes it."""
+    def set(self, entries: Items[BatchEntry | Sequence], *, stream: Stream | None = None) -> None:
+        """From here on the batch is these sequences; StateError from store and attend once a call overtakes it."""
         given = [BatchEntry(entry) if isinstance(entry, Sequence) else entry for entry in entries]
-        items = (_abi.BatchEntry * len(given))(*[(entry.seq.handle, entry.rows, entry.tokens) for entry in given])
+        items = (_abi.BatchEntry * len(given))(
+            *[_abi.BatchEntry(entry.seq.handle, entry.rows, entry.tokens) for entry in given]
+        )
         check(library().oscar_batch_set(self.handle, stream_handle(stream), items, len(given)))
         self._rows = sum(entry.rows for entry in given)
 
-    def store(self, layer: int, k: Any, v: Any, *, stream: Optional[Stream] = None) -> None:
+    def store(self, layer: int, k: Any, v: Any, *, stream: Stream | None = None) -> None:
         """Writes the step's rows of K and V. All must be uncommitted."""
         heads = self.model.geometry.kv_heads
         keys, values = self._contiguous(k, "k", heads), self._contiguous(v, "v", heads)
@@ -166,23 +170,22 @@ class Batch(Owned):
         q: Any,
         out: Any,
         *,
-        lse: Optional[Any] = None,
+        lse: Any | None = None,
         scale: float = 0.0,
-        stream: Optional[Stream] = None,
+        stream: Stream | None = None,
     ) -> None:
         """Attention of the step's rows; `lse` [rows, query_heads] float32 or None; `scale` 0: 1/sqrt(head_dim)."""
         heads = self.model.geometry.query_heads
         queries, outputs = self._contiguous(q, "q", heads), self._contiguous(out, "out", heads)
-        sums = None if lse is None else lse_rows(lse, "lse", self._rows, heads).address
+        sums = None if lse is None else self.model._lse(lse, self._rows)
         kept = stream_handle(stream, q, out, lse)
         check(library().oscar_batch_attend(self.handle, kept, layer, scale, queries.address, outputs.address, sums))
 
     def _contiguous(self, tensor: Any, what: str, heads: int) -> View:
-        shape = self.model.geometry
-        found = rows(tensor, what, heads, shape.head_dim, DTYPES[shape.dtype], count=self._rows)
-        if self._rows > 0 and found.strides[1] != shape.head_dim and heads > 1:
-            raise error_of(ErrorCode.INVALID, f"{what} is not contiguous")
-        if self._rows > 1 and found.strides[0] != heads * shape.head_dim:
+        found = self.model._rows(tensor, what, heads, self._rows)
+        head_dim = self.model.geometry.head_dim
+        spread_heads = heads > 1 and self._rows > 0 and found.strides[1] != head_dim
+        if spread_heads or (self._rows > 1 and found.strides[0] != heads * head_dim):
             raise error_of(ErrorCode.INVALID, f"{what} is not contiguous")
         return found
 

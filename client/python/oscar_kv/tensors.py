@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a tensor lies: address, shape and strides of numpy arrays and of torch tensors, without a copy.
 
-Taken are objects with torch's `data_ptr()` and `stride()`, with `__cuda_array_interface__` or with `__array_interface__`.
-Elements of two bytes: torch.bfloat16 or ml_dtypes.bfloat16 for BF16 models, float16 for FP16 ones. numpy has no BF16 of its
-own: an array of uint16 (or int16) is taken for rows of the model's type, bit by bit; `bf16_bits` makes one.
+Taken are objects with torch's `data_ptr()` and `stride()`, with `__cuda_array_interface__` or with
+`__array_interface__`. Elements of two bytes: torch.bfloat16 or ml_dtypes.bfloat16 for BF16 models, float16 for FP16
+ones. numpy has no BF16 of its own: an array of uint16 (or int16) is taken for rows of the model's type, bit by bit;
+`bf16_bits` makes one.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from .errors import ErrorCode, OscarError, error_of
 
@@ -28,7 +29,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     element: str
-    device: Optional[int]  # number of the CUDA device, None: host memory
+    device: int | None  # number of the CUDA device, None: host memory
     writable: bool
 
 
@@ -70,9 +71,23 @@ def view(tensor: Any) -> View:
     return View(address, shape, tuple(stride // width for stride in strides), str(name), device, not read_only)
 
 
-def rows(tensor: Any, what: str, heads: int, head_dim: int, dtype: int, count: Optional[int] = None) -> View:
-    """View of [rows, heads, head_dim] elements of a model's type, the last dimension contiguous, any other strides."""
+def _place(on_gpu: bool) -> str:
+    return "a GPU" if on_gpu else "the host"
+
+
+def _on_device(tensor: Any, what: str, on_gpu: bool) -> View:
+    """A view of memory that the daemon's backend can read: its kernels would end the process at any other address."""
     found = view(tensor)
+    if (found.device is not None) != on_gpu:
+        raise _invalid(
+            f"{what} is in memory of {_place(not on_gpu)}, the daemon's pages are in that of {_place(on_gpu)}"
+        )
+    return found
+
+
+def rows(tensor: Any, what: str, heads: int, head_dim: int, dtype: int, on_gpu: bool, count: int | None = None) -> View:
+    """View of [rows, heads, head_dim] elements of a model's type, the last dimension contiguous, any other strides."""
+    found = _on_device(tensor, what, on_gpu)
     expected = (found.shape[0] if count is None and found.shape else count, heads, head_dim)
     if found.shape != expected:
         wanted = ("rows" if count is None else count, heads, head_dim)
@@ -85,9 +100,9 @@ def rows(tensor: Any, what: str, heads: int, head_dim: int, dtype: int, count: O
     return found
 
 
-def lse_rows(tensor: Any, what: str, count: int, heads: int) -> View:
+def lse_rows(tensor: Any, what: str, count: int, heads: int, on_gpu: bool) -> View:
     """View of contiguous float32 [rows, heads]."""
-    found = view(tensor)
+    found = _on_device(tensor, what, on_gpu)
     if found.element != "float32" or found.shape != (count, heads) or found.strides != (heads, 1):
         raise _invalid(f"{what} must be contiguous float32 of the shape {(count, heads)}")
     return found

@@ -62,7 +62,11 @@ class Daemon:
 
     def run_worker(self, program: str) -> str:
         """Runs Python text in another process with this daemon's socket; returns what it printed."""
-        environment = {**os.environ, "OSCAR_SOCKET": self.socket, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{PACKAGE / 'tests'}"}
+        environment = {
+            **os.environ,
+            "OSCAR_SOCKET": self.socket,
+            "PYTHONPATH": f"{PACKAGE}{os.pathsep}{PACKAGE / 'tests'}",
+        }
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True
         )

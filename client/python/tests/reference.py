@@ -13,7 +13,7 @@ def random_rows(random, tokens, heads, dim):
 
 
 def attention(q, k, v, scale=None):
-    """Causal attention of the last rows: q [rows, heads, dim], k and v [tokens, kv_heads, dim]. Returns output and log-sum-exp."""
+    """Output and log-sum-exp of the last rows: q [rows, heads, dim], k and v [tokens, kv_heads, dim]."""
     rows, heads, dim = q.shape
     tokens, kv_heads, _ = k.shape
     k, v = (np.repeat(side, heads // kv_heads, axis=1) for side in (k, v))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binding is what the headers say: struct layouts by a C compiler, prototypes, constants and error codes by the text."""
+"""The binding is what the headers say: structs by a C compiler, prototypes, constants and error codes by the text."""
 
 import ctypes
 import re
@@ -35,7 +35,9 @@ def without_comments(text):
 
 def prototypes():
     """Name, result and arguments of each declaration; any pointer is "pointer"."""
-    text = without_comments(HEADER) + re.sub(r"^const char \*oscar", "OSCAR_API const char *oscar", without_comments(ERROR_HEADER), flags=re.M)
+    text = without_comments(HEADER) + re.sub(
+        r"^const char \*oscar", "OSCAR_API const char *oscar", without_comments(ERROR_HEADER), flags=re.M
+    )
     for result, name, arguments in re.findall(r"OSCAR_API\s+([\w\s*]+?)(oscar_\w+)\(((?:[^()]|\([^()]*\))*)\);", text):
         parsed = []
         for argument in re.split(r",(?![^(]*\))", arguments):
@@ -48,14 +50,16 @@ def prototypes():
 
 
 def is_pointer(kind):
-    return kind in (ctypes.c_char_p, ctypes.c_void_p) or (isinstance(kind, type) and issubclass(kind, (ctypes._Pointer, ctypes._CFuncPtr)))
+    return kind in (ctypes.c_char_p, ctypes.c_void_p) or (
+        isinstance(kind, type) and issubclass(kind, (ctypes._Pointer, ctypes._CFuncPtr))
+    )
 
 
 class Abi(unittest.TestCase):
     def test_structs_are_laid_out_as_a_c_compiler_does(self):
         compiler = shutil.which("cc") or shutil.which("gcc")
         self.assertIsNotNone(compiler, "no C compiler")
-        lines = ['#include <oscar/oscar.h>', "#include <stdio.h>", "int main(void) {"]
+        lines = ["#include <oscar/oscar.h>", "#include <stdio.h>", "int main(void) {"]
         expected = {}
         for name, struct in _abi.STRUCTS.items():
             expected[name] = (0, ctypes.sizeof(struct))
@@ -64,7 +68,8 @@ class Abi(unittest.TestCase):
                 place = getattr(struct, field)
                 expected[f"{name}.{field}"] = (place.offset, place.size)
                 lines.append(
-                    f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}), sizeof(((struct {name} *)0)->{field}));'
+                    f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}), '
+                    f"sizeof(((struct {name} *)0)->{field}));"
                 )
         lines.append("}")
         with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +84,9 @@ class Abi(unittest.TestCase):
         declared = re.findall(r"^struct (oscar_\w+) \{", HEADER + GEOMETRY_HEADER, flags=re.M)
         self.assertEqual(sorted(declared), sorted(_abi.STRUCTS))
         for name in declared:
-            body = re.search(rf"^struct {name} \{{(.*?)^\}}", without_comments(HEADER + GEOMETRY_HEADER), flags=re.M | re.S)[1]
+            body = re.search(
+                rf"^struct {name} \{{(.*?)^\}}", without_comments(HEADER + GEOMETRY_HEADER), flags=re.M | re.S
+            )[1]
             fields = re.findall(r"(\w+)(?:\[\w+\])?\s*[,;]", body)
             self.assertEqual(fields, [field for field, _ in _abi.STRUCTS[name]._fields_], name)
 
@@ -89,7 +96,9 @@ class Abi(unittest.TestCase):
         self.assertEqual(sorted(found), sorted(exported))
         bound = {
             name: tuple(
-                ["pointer" if is_pointer(kind) else kind for kind in part] if isinstance(part, list) else ("pointer" if is_pointer(part) else part)
+                ["pointer" if is_pointer(kind) else kind for kind in part]
+                if isinstance(part, list)
+                else ("pointer" if is_pointer(part) else part)
                 for part in (result, arguments)
             )
             for name, (result, *arguments) in _abi.FUNCTIONS.items()
@@ -97,10 +106,15 @@ class Abi(unittest.TestCase):
         self.assertEqual(found, bound)
 
     def test_constants(self):
-        for name, value in re.findall(r"#define (OSCAR_\w+_TOKENS) \(?(\d+U(?: << \d+)?)\)?$", GEOMETRY_HEADER, flags=re.M):
+        for name, value in re.findall(
+            r"#define (OSCAR_\w+_TOKENS) \(?(\d+U(?: << \d+)?)\)?$", GEOMETRY_HEADER, flags=re.M
+        ):
             base, _, shift = value.replace("U", "").partition(" << ")
             self.assertEqual(getattr(model, name.removeprefix("OSCAR_")), int(base) << int(shift or 0), name)
-        self.assertEqual((tensors.BF16, tensors.FP16), tuple(int(value) for value in re.findall(r"OSCAR_[BF][FP]16 = (\d)", GEOMETRY_HEADER)))
+        self.assertEqual(
+            (tensors.BF16, tensors.FP16),
+            tuple(int(value) for value in re.findall(r"OSCAR_[BF][FP]16 = (\d)", GEOMETRY_HEADER)),
+        )
         self.assertEqual(ctypes.sizeof(_abi.Secret), int(re.search(r"OSCAR_LEASE_SECRET (\d+)", HEADER)[1]))
 
     def test_error_codes(self):

@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import time
+import types
 import unittest
 import zlib
 
@@ -234,6 +235,12 @@ class Binding(unittest.TestCase):
         for bad, text in ((k[0], "shape"), (k[:, :, ::2], "shape"), (k[:, :, ::-1], "contiguous"), ([1], "numpy")):
             with self.assertRaisesRegex(oscar_kv.InvalidError, text):
                 seq.store(0, 0, bad, k)
+        on_gpu = types.SimpleNamespace(__cuda_array_interface__=k.__array_interface__)
+        with self.assertRaisesRegex(oscar_kv.InvalidError, "memory of a GPU"):
+            seq.store(0, 0, on_gpu, k)
+        k.flags.writeable = False
+        with self.assertRaisesRegex(oscar_kv.InvalidError, "read-only"):
+            self.model.attend(0, [Query(seq, np.zeros((1, 8, 64), np.uint16), np.broadcast_to(k[:1, :1], (1, 8, 64)))])
         for tokens in ([-1], [1 << 32], ["a"]):
             with self.assertRaises(oscar_kv.InvalidError):
                 Sequence(self.model, tokens)

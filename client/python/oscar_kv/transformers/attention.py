@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention function "oscar": keys that went through an OscarCache are attended in the daemon's pages, others by SDPA."""
+"""The attention function "oscar": keys that an OscarCache holds are attended in the daemon's pages, others by SDPA."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -21,8 +21,8 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Optional[torch.Tensor],
-    scaling: Optional[float] = None,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:

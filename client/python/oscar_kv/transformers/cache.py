@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformers Cache whose K/V lies in the daemon: one sequence a row of the batch.
 
-Columns are the positions of transformers' rectangular batch, padding included; position p of row b is column p + padding[b].
-A step is one forward pass: `begin` makes room, each layer stores and attends, `commit` advances.
+Columns are the positions of transformers' rectangular batch, padding included; position p of row b is column p +
+padding[b]. A step is one forward pass: `begin` makes room, each layer stores and attends, `commit` advances or
+`abandon` forgets.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Cache
@@ -34,7 +35,7 @@ class OscarLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores K and V [batch, kv heads, rows, dim] of the step, and returns them, marked for the attention function."""
+        """Stores K and V [batch, kv heads, rows, dim] of the step; returns them, marked for the attention function."""
         self.cache.store(self.index, key_states, value_states)
         keys = key_states.view_as(key_states)
         keys.oscar_cache = self.cache  # type: ignore[attr-defined]
@@ -60,9 +61,7 @@ class OscarCache(Cache):
     hit_tokens  of each prompt: how many were cached when the sequences were opened
     """
 
-    def __init__(
-        self, worker: Worker, sequences: list[Sequence], prompts: list[list[int]], padding: list[int]
-    ) -> None:
+    def __init__(self, worker: Worker, sequences: list[Sequence], prompts: list[list[int]], padding: list[int]) -> None:
         layers = worker.model.geometry.layers
         super().__init__(layers=[OscarLayer(self, index) for index in range(layers)])
         self.worker = worker
@@ -73,10 +72,10 @@ class OscarCache(Cache):
         # All rows start with the same column: the first that any of them misses, and at least one is left to compute.
         columns = len(prompts[0]) + padding[0]
         self._column = min([hit + pad for hit, pad in zip(self.hit_tokens, padding)] + [max(columns - 1, 0)])
-        self._step: Optional[list[list[int]]] = None  # ids of the running forward pass
+        self._step: list[list[int]] | None = None  # ids of the running forward pass
         self._first: list[int] = []  # position of its first row that is no padding
         self._rows: list[int] = []  # how many rows are no padding
-        self._stream: Optional[Stream] = None
+        self._stream: Stream | None = None
 
     # --- a forward pass, in the order of the calls ---
 
@@ -135,6 +134,10 @@ class OscarCache(Cache):
             committed = sequence.info().committed_tokens
             if first + rows > committed:
                 sequence.advance(ids[len(ids) - (first + rows - committed) :], stream=self._stream)
+
+    def abandon(self) -> None:
+        """The forward pass failed: its tokens may be given again."""
+        self._step = None
 
     def _check_step(self, tensor: torch.Tensor) -> None:
         if self._step is None:
@@ -197,8 +200,8 @@ class OscarCache(Cache):
     def settle(self, timeout_s: float = 60.0) -> None:
         """Waits until attention reads as INT2 what lies between the sink and the recent window of each sequence.
 
-        Packing goes on beside the model; this makes a measurement repeatable. A page stays BF16 while it is in the recent window
-        of any other open sequence. TimeoutError.
+        Packing goes on beside the model; this makes a measurement repeatable. A page stays BF16 while it is in the
+        recent window of any other open sequence. TimeoutError.
         """
         deadline = time.monotonic() + timeout_s
         for sequence in self.sequences:

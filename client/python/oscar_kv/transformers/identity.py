@@ -6,10 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from os import PathLike
-from pathlib import Path
-from typing import Optional, Union
-from weakref import WeakKeyDictionary
+from os import PathLike, stat
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -19,29 +16,25 @@ from ..model import Geometry
 # Frequencies that depend on the length of the sequence: a page's K then differs with what came after it.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
-_known: WeakKeyDictionary[PreTrainedModel, bytes] = WeakKeyDictionary()
+Path = str | PathLike[str]
 
 
-def weights_digest(
-    model: PreTrainedModel, files: Optional[Union[str, PathLike, Iterable[Union[str, PathLike]]]] = None
-) -> bytes:
+def weights_digest(model: PreTrainedModel, files: Path | Iterable[Path] | None = None) -> bytes:
     """32 bytes that name the weights and the type that they compute in.
 
-    files  the files that the model was loaded from, for a model that is too large to be hashed in memory: their bytes count,
-           in the order given, not their names. Workers that are to share pages all do it in the same way.
+    files  what the model was loaded from, for one that is too large to be hashed in memory: the bytes count, in the
+           order given, not the names. Workers that are to share pages all do it in the same way.
 
-    Without files all parameters in memory are hashed, once a model: about a second a gigabyte.
+    Without files all parameters in memory are hashed: about a second a gigabyte.
     """
     if files is None:
-        if model not in _known:
-            _known[model] = _digest_of_parameters(model)
-        return _known[model]
+        return _digest_of_parameters(model)
     if isinstance(files, (str, PathLike)):
         files = [files]
     digest = hashlib.blake2b(digest_size=32, person=b"oscar files")
     digest.update(f"{model.dtype}\n".encode())
     for path in files:
-        digest.update(f"{Path(path).stat().st_size}\n".encode())
+        digest.update(f"{stat(path).st_size}\n".encode())
         with open(path, "rb") as file:
             while chunk := file.read(1 << 22):
                 digest.update(chunk)
@@ -62,7 +55,7 @@ def text_config(model: PreTrainedModel) -> PretrainedConfig:
 
 
 def rope_digest(config: PretrainedConfig) -> bytes:
-    """32 bytes that name how positions enter K. ValueError for RoPE whose frequencies depend on the sequence's length."""
+    """32 bytes that name how positions enter K. ValueError for RoPE that depends on the sequence's length."""
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     kind = parameters.get("rope_type", "default")
     if kind in _LENGTH_DEPENDENT_ROPE:
@@ -79,15 +72,17 @@ def rope_digest(config: PretrainedConfig) -> bytes:
 
 def head_dim(config: PretrainedConfig) -> int:
     """Size of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def geometry(model: PreTrainedModel, dtype: Optional[torch.dtype]) -> Geometry:
+def geometry(model: PreTrainedModel, dtype: torch.dtype | None) -> Geometry:
     """The shape of the model's K/V. ValueError where attention is not full causal attention in every layer."""
     config = text_config(model)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise ValueError(f"layers of {', '.join(sorted(kinds))}: only models of full attention in every layer can be served")
+        raise ValueError(
+            f"layers of {', '.join(sorted(kinds))}: only models of full attention in every layer can be served"
+        )
     if dtype is None:
         dtype = torch.float16 if model.dtype == torch.float32 else model.dtype
     if dtype not in (torch.bfloat16, torch.float16):

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from os import PathLike
-from typing import Any, Optional, Union
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from ..client import Client, Stream
@@ -16,19 +16,22 @@ from ..model import Model
 from ..sequence import Sequence
 from . import attention
 from .cache import OscarCache
-from .identity import geometry, rope_digest, text_config, weights_digest
+from .identity import Path, geometry, rope_digest, text_config, weights_digest
 
 
 class Worker:
     """A causal language model whose K/V oscard keeps. Sets the model's attention to "oscar" until it is closed.
 
-    model        of full causal attention in every layer, with head size 64, 128 or 256; on the CPU for a daemon of the host
-                 backend, on its GPU for one of cuda
+    model        of full causal attention in every layer, with head size 64, 128 or 256; on the CPU for a daemon of the
+                 host backend, on its GPU for one of cuda
     socket       of the daemon; None: as in oscar_kv.Client
     calibration  name of a file in the daemon's folder, or its hex digest; None: plain Hadamard rotations
-    dense_tail   of caches where they do not say: the last 256 tokens of a hit are BF16, recomputed where they are packed
-    dtype        of stored rows and attention outputs, torch.bfloat16 or torch.float16; None: the model's, float16 for float32
-    weights      the model's files, to name the weights by; None: by the parameters in memory (identity.weights_digest)
+    dense_tail   of caches where they do not say: the last 256 tokens of a hit are BF16, recomputed where they are
+                 packed
+    dtype        of stored rows and attention outputs, torch.bfloat16 or torch.float16; None: the model's, float16 for
+                 float32
+    weights      the model's files, to name the weights by, or a digest that weights_digest() gave; None: by the
+                 parameters
     revision     of the weights
     adapter      name of an adapter that is not part of the weights; None: none
     threads      of the host backend; None: as many as torch uses
@@ -40,28 +43,28 @@ class Worker:
         self,
         model: PreTrainedModel,
         *,
-        socket: Optional[str] = None,
-        name: Optional[str] = None,
-        calibration: Optional[str] = None,
+        socket: str | None = None,
+        name: str | None = None,
+        calibration: str | None = None,
         dense_tail: bool = False,
-        dtype: Optional[torch.dtype] = None,
-        weights: Optional[Union[str, PathLike, Iterable[Union[str, PathLike]]]] = None,
+        dtype: torch.dtype | None = None,
+        weights: bytes | Path | Iterable[Path] | None = None,
         revision: str = "main",
-        adapter: Optional[str] = None,
-        threads: Optional[int] = None,
+        adapter: str | None = None,
+        threads: int | None = None,
         timeout_ms: int = 0,
     ) -> None:
         shape = geometry(model, dtype)
         rope = rope_digest(text_config(model))
         self.client = Client(socket, name=name, timeout_ms=timeout_ms)
-        backend = self.client.info().backend
-        if (backend == "cuda") != (model.device.type == "cuda"):
+        if self.client.on_gpu != (model.device.type == "cuda"):
+            backend = self.client.info().backend
             self.client.close()
-            raise ValueError(f"the model is on {model.device}, the daemon's pages are on its {backend} backend")
+            raise ValueError(f"the model is on {model.device}, the daemon's backend is {backend}")
         self.model = Model(
             self.client,
             shape,
-            weights_digest=weights_digest(model, weights),
+            weights_digest=weights if isinstance(weights, bytes) else weights_digest(model, weights),
             rope_digest=rope,
             revision=revision,
             calibration=calibration,
@@ -70,23 +73,32 @@ class Worker:
         self.dense_tail = dense_tail
         self._dtype = getattr(torch, shape.dtype)
         self._device = model.device
-        self._host_stream: Optional[Stream] = None
-        if backend != "cuda":
+        self._host_stream: Stream | None = None
+        if not self.client.on_gpu:
             self._host_stream = Stream(self.client, threads=threads or torch.get_num_threads())
-        self._attach(model)
+        attention.register()
+        self._attached = model
+        self._own_attention = model.config._attn_implementation
+        model.set_attn_implementation(attention.NAME)
+        base = model.base_model
+        self._hooks: list[RemovableHandle] = [
+            base.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            base.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+        ]
 
     def cache(
         self,
         input_ids: torch.Tensor,
-        attention_mask: Optional[torch.Tensor] = None,
+        attention_mask: torch.Tensor | None = None,
         *,
-        dense_tail: Optional[bool] = None,
+        dense_tail: bool | None = None,
         wait_ms: int = 0,
     ) -> OscarCache:
         """Opens a sequence for each row of input_ids [batch, columns].
 
         attention_mask  [batch, columns], 0 for padding on the left, else 1; None: no padding
-        wait_ms         how long to wait for another worker that is computing a missing prefix; it is computed here after that
+        wait_ms         how long to wait for another worker that is computing a missing prefix; it is computed here
+                        after that
         """
         ids = input_ids.tolist()
         padding = [0] * len(ids) if attention_mask is None else _left_padding(attention_mask)
@@ -132,26 +144,15 @@ class Worker:
 
     # --- hooks of the model ---
 
-    def _attach(self, model: PreTrainedModel) -> None:
-        attention.register()
-        self._attached = model
-        self._own_attention = model.config._attn_implementation
-        model.set_attn_implementation(attention.NAME)
-        base = model.base_model
-        self._hooks = [
-            base.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            base.register_forward_hook(self._after_forward, with_kwargs=True),
-        ]
-
-    def _own_cache(self, arguments: dict[str, Any]) -> Optional[OscarCache]:
+    def _own_cache(self, arguments: dict[str, Any]) -> OscarCache | None:
         cache = arguments.get("cache")
         if cache is None:
             cache = arguments.get("past_key_values")
         return cache if isinstance(cache, OscarCache) and cache.worker is self else None
 
     def _before_forward(
-        self, _module: torch.nn.Module, positional: tuple, arguments: dict[str, Any]
-    ) -> Optional[tuple[tuple, dict[str, Any]]]:
+        self, _module: torch.nn.Module, positional: tuple[Any, ...], arguments: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         cache = self._own_cache(arguments)
         if cache is None:
             return None
@@ -175,10 +176,14 @@ class Worker:
         return positional, {**arguments, "attention_mask": None, "position_ids": expected}
 
     def _after_forward(
-        self, _module: torch.nn.Module, _positional: tuple, arguments: dict[str, Any], _output: Any
+        self, _module: torch.nn.Module, _positional: tuple[Any, ...], arguments: dict[str, Any], output: Any
     ) -> None:
         cache = self._own_cache(arguments)
-        if cache is not None:
+        if cache is None:
+            return
+        if output is None:  # it raised
+            cache.abandon()
+        else:
             cache.commit()
 
 
