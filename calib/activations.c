@@ -177,6 +177,19 @@ static int add_folder(struct activations *activations, const char *path, struct 
 
 /* --- what the files hold ------------------------------------------------------------------------------------------ */
 
+static int check_tensor(const struct activation_file *file, uint32_t layer, enum activation part,
+                        const struct oscar_tensor_view *view, struct oscar_cause *cause) {
+    if (view->dims != 3 || view->elements == 0)
+        return oscar_fail(cause, OSCAR_ERR_CORRUPT,
+                          "%s: tensor layers.%" PRIu32 ".%c: expected the shape [token, head, dim], none of them 0",
+                          file->path, layer, part_letters[part]);
+    if (view->type != OSCAR_TENSOR_F16 && view->type != OSCAR_TENSOR_BF16 && view->type != OSCAR_TENSOR_F32)
+        return oscar_fail(cause, OSCAR_ERR_CORRUPT,
+                          "%s: tensor layers.%" PRIu32 ".%c: expected F16, BF16 or F32, found %s", file->path, layer,
+                          part_letters[part], oscar_tensor_type_name(view->type));
+    return 0;
+}
+
 /* The model's shape is that of the first layer found; the others must have it. */
 static int check_shape(struct activations *activations, const struct activation_file *file, uint32_t layer,
                        const struct segment *segment, struct oscar_cause *cause) {
@@ -184,14 +197,6 @@ static int check_shape(struct activations *activations, const struct activation_
     const struct oscar_tensor_view *k = &segment->view[ACTIVATION_K];
     for (enum activation part = 0; part < ACTIVATION_PARTS; part++) {
         const struct oscar_tensor_view *view = &segment->view[part];
-        if (view->dims != 3 || view->elements == 0)
-            return oscar_fail(cause, OSCAR_ERR_CORRUPT,
-                              "%s: tensor layers.%" PRIu32 ".%c: expected the shape [token, head, dim], none of them 0",
-                              file->path, layer, part_letters[part]);
-        if (view->type != OSCAR_TENSOR_F16 && view->type != OSCAR_TENSOR_BF16 && view->type != OSCAR_TENSOR_F32)
-            return oscar_fail(cause, OSCAR_ERR_CORRUPT,
-                              "%s: tensor layers.%" PRIu32 ".%c: expected F16, BF16 or F32, found %s", file->path,
-                              layer, part_letters[part], oscar_tensor_type_name(view->type));
         if (view->shape[0] != k->shape[0] || view->shape[2] != k->shape[2] ||
             (part == ACTIVATION_V && view->shape[1] != k->shape[1]))
             return oscar_fail(cause, OSCAR_ERR_GEOMETRY,
@@ -293,6 +298,7 @@ static bool names_a_layer(const char *name, uint32_t *ret) {
 static int take_layer(struct activations *activations, const struct activation_file *file, uint32_t layer,
                       struct oscar_cause *cause) {
     struct segment segment = {.file = file, .first_position = file->first_position};
+    int r;
     for (enum activation part = 0; part < ACTIVATION_PARTS; part++) {
         char name[32];
         (void)snprintf(name, sizeof(name), "layers.%" PRIu32 ".%c", layer, part_letters[part]);
@@ -300,9 +306,11 @@ static int take_layer(struct activations *activations, const struct activation_f
             return oscar_fail(cause, OSCAR_ERR_NOT_FOUND,
                               "%s: tensor %s is missing: a file holds q, k and v of each of its layers", file->path,
                               name);
+        if ((r = check_tensor(file, layer, part, &segment.view[part], cause)) < 0)
+            return r;
     }
-    segment.tokens = segment.view[ACTIVATION_K].dims > 0 ? segment.view[ACTIVATION_K].shape[0] : 0;
-    int r = check_shape(activations, file, layer, &segment, cause);
+    segment.tokens = segment.view[ACTIVATION_K].shape[0];
+    r = check_shape(activations, file, layer, &segment, cause);
     return r < 0 ? r : add_segment(activations, layer, &segment, cause);
 }
 

@@ -44,7 +44,7 @@ int attention_probe(const struct attention_rows *rows, const uint32_t *at, uint3
                     const float *q, double softmax_scale, struct attention_probe *ret, struct oscar_cause *cause);
 void attention_probe_clear(struct attention_probe *probe);
 
-/* Other rows, [tokens][d] each, in the captured rows' place: in packed places and elsewhere. NULL: the captured ones. */
+/* Other rows, [tokens][d] each, in the captured rows' place. Packed NULL: nothing is packed, all is dense; dense NULL: as captured. */
 struct attention_change {
     const double *k_packed, *k_dense, *v_packed, *v_dense;
 };
