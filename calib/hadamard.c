@@ -13,8 +13,8 @@
 
 static int check_shape(const struct calib_options *options, struct oscar_cause *cause) {
     return oscar_geometry_check(&(struct oscar_geometry){.layers = options->hadamard_layers,
-                                                         .query_heads = options->hadamard_kv_heads,
-                                                         .kv_heads = options->hadamard_kv_heads,
+                                                         .query_heads = options->kv_heads,
+                                                         .kv_heads = options->kv_heads,
                                                          .head_dim = options->hadamard_head_dim,
                                                          .dtype = OSCAR_BF16,
                                                          .page_tokens = OSCAR_PAGE_TOKENS,
@@ -24,7 +24,7 @@ static int check_shape(const struct calib_options *options, struct oscar_cause *
 }
 
 int calib_hadamard(const struct calib_options *options, struct oscar_cause *cause) {
-    const uint32_t heads = options->hadamard_kv_heads;
+    const uint32_t heads = options->kv_heads;
     _cleanup_(tensor_writer_cleanup) struct tensor_writer *writer = NULL;
     _cleanup_free_ int32_t *ranks = malloc((size_t)2 * heads * sizeof(*ranks));
     int r = check_shape(options, cause);

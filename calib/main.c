@@ -16,7 +16,7 @@
 
 enum { STATUS_OK, STATUS_FAILED, STATUS_USAGE };
 
-enum verb_bit { FIT = 1, REPORT = 2, INSPECT = 4, VERIFY = 8, HADAMARD = 16 };
+enum verb_bit { FIT = 1, REPORT = 2, INSPECT = 4, VERIFY = 8, HADAMARD = 16, IMPORT = 32 };
 
 static const struct verb {
     const char *name;
@@ -32,6 +32,7 @@ static const struct verb {
     {"inspect", INSPECT, calib_inspect, "FILE", 1, 1, "what a calibration file holds"},
     {"verify", VERIFY, calib_verify, "FILE", 1, 1, "check every number of a calibration file"},
     {"hadamard", HADAMARD, calib_hadamard, "", 0, 0, "make a file of plain Hadamard rotations, without any capture"},
+    {"import", IMPORT, calib_import, "[FILE]", 0, 1, "make a file of published rotations, which are PyTorch files"},
 };
 
 /* The letters are only names for take_parameter(). */
@@ -42,8 +43,8 @@ static const struct parameter {
     unsigned verbs;
     const char *help;
 } parameters[] = {
-    {"output", 'o', "FILE", FIT | HADAMARD, "the file to write"},
-    {"model", 'm', "NAME", FIT | HADAMARD, "what it is made for; default: the capture's name for it"},
+    {"output", 'o', "FILE", FIT | HADAMARD | IMPORT, "the file to write"},
+    {"model", 'm', "NAME", FIT | HADAMARD | IMPORT, "what it is made for; default: the input's name for it"},
     {"rotation", 'r', "KIND", FIT, "matrix, hadamard, or auto: the better one, hadamard on a tie; default: auto"},
     {"per", 'p', "WHAT", FIT, "a matrix for each head, or one for a layer; default: head"},
     {"v-target", 't', "WHAT", FIT, "scores (causal attention) or proxy (of the published code); default: scores"},
@@ -51,9 +52,9 @@ static const struct parameter {
     {"pairs", 'P', "N", FIT, "RoPE pairs of a head whose centre turns, at most 16; 0: a constant centre; default: 16"},
     {"rounding", 'R', "KIND", FIT, "of K: feedback or nearest; default: feedback"},
     {"lambda", 'l', "X", FIT, "of feedback: a part of the mean on the metric's diagonal; default: 0.02"},
-    {"clip", 'c', "K,V", FIT, "clip ratios, as .96,.92; default: ranks by a sweep"},
-    {"layers", 'L', "LIST", FIT | HADAMARD,
-     "fit: these layers of the capture, as layers 0, 1, .. of the file, by default all; hadamard: how many"},
+    {"clip", 'c', "K,V", FIT | IMPORT, "clip ratios, as .96,.92; default: fit: ranks by a sweep; import: .96,.92"},
+    {"layers", 'L', "LIST", FIT | HADAMARD | IMPORT,
+     "fit, import: these layers of the input, as layers 0, 1, .. of the file, by default all; hadamard: how many"},
     {"context", 'x', "TOKENS", FIT, "what is to be served; a shorter capture is warned of; default: 8192"},
     {"softmax-scale", 's', "X", FIT | REPORT,
      "of the model's attention; default: the capture's, or 1 / sqrt(head size)"},
@@ -62,13 +63,15 @@ static const struct parameter {
      "dims that turn together: halves, interleaved or none; default: the capture's"},
     {"rope-dims", 'd' + 256, "N", FIT, "the first N dims turn; default: the capture's, or all"},
     {"allow-singular", 'S', NULL, FIT, "take covariances that do not span all dims"},
-    {"date", 'D', "TEXT", FIT, "to be put into the file, which is else the same for the same input"},
+    {"date", 'D', "TEXT", FIT | IMPORT, "to be put into the file, which is else the same for the same input"},
     {"calibration", 'f', "FILE", REPORT, "the file to judge"},
     {"fit-on", 'F', "CAPTURE", REPORT, "fit the published method on this one, to be compared with"},
     {"baseline", 'B', "NAME=FILE", REPORT, "another calibration to compare with; may be given several times"},
     {"svg", 'v', "FILE", REPORT, "write a picture of it"},
     {"json", 'j', NULL, REPORT | INSPECT, "JSON lines for programs"},
-    {"kv-heads", 'k', "N", HADAMARD, "KV heads of the model"},
+    {"k", 'K', "FILE", IMPORT, "the rotations of K, with --v; or one FILE for both sides"},
+    {"v", 'w', "FILE", IMPORT, "the rotations of V"},
+    {"kv-heads", 'k', "N", HADAMARD | IMPORT, "KV heads of the model; import: default: as many as the input says"},
     {"head-dim", 'e', "N", HADAMARD, "head size: 64, 128 or 256"},
     {"threads", 'T', "N", FIT | REPORT, "default: as many as there are processors; the result does not depend on it"},
     {"help", 'h', NULL, 0, "this text"},
@@ -227,8 +230,14 @@ static bool take_parameter(struct calib_options *options, int letter, const char
     case 'j':
         options->json = true;
         return true;
+    case 'K':
+        options->k_file = argument;
+        return true;
+    case 'w':
+        options->v_file = argument;
+        return true;
     case 'k':
-        return read_small_count(argument, 1, OSCAR_MAX_KV_HEADS, &options->hadamard_kv_heads);
+        return read_small_count(argument, 1, OSCAR_MAX_KV_HEADS, &options->kv_heads);
     case 'e':
         return read_small_count(argument, 64, 256, &options->hadamard_head_dim);
     default:
@@ -247,13 +256,16 @@ static const struct verb *find_verb(const char *name) {
 static int check_needs(const struct verb *verb, struct calib_options *options) {
     if (options->argument_count < verb->least || options->argument_count > verb->most)
         return wrong_usage("%s takes %s", verb->name, verb->most > 0 ? verb->arguments : "no arguments");
-    if ((verb->bit & (FIT | HADAMARD)) != 0 && options->output == NULL)
+    if ((verb->bit & (FIT | HADAMARD | IMPORT)) != 0 && options->output == NULL)
         return wrong_usage("%s needs --output FILE", verb->name);
     if (verb->bit == REPORT && options->calibration == NULL)
         return wrong_usage("report needs --calibration FILE");
     if (verb->bit == HADAMARD &&
-        (options->fit.layers == NULL || options->hadamard_kv_heads == 0 || options->hadamard_head_dim == 0))
+        (options->fit.layers == NULL || options->kv_heads == 0 || options->hadamard_head_dim == 0))
         return wrong_usage("hadamard needs --layers, --kv-heads and --head-dim");
+    if (verb->bit == IMPORT &&
+        (options->k_file != NULL) + (options->v_file != NULL) + 2 * (int)options->argument_count != 2)
+        return wrong_usage("import takes --k FILE --v FILE, or one FILE for both");
     if (verb->bit == HADAMARD && !read_small_count(options->fit.layers, 1, OSCAR_MAX_LAYERS, &options->hadamard_layers))
         return wrong_usage("--layers %s: expected a number of layers", options->fit.layers);
     return STATUS_OK;

@@ -46,7 +46,9 @@ struct calib_options {
     size_t baselines_given;
     const char *svg;
     bool json;
-    uint32_t hadamard_layers, hadamard_kv_heads, hadamard_head_dim;
+    uint32_t hadamard_layers, hadamard_head_dim;
+    uint32_t kv_heads;           /* hadamard, import; 0: not given */
+    const char *k_file, *v_file; /* import: NULL, or a side's file */
     const char *const *arguments; /* captures, or the file */
     size_t argument_count;
 };
@@ -59,5 +61,6 @@ int calib_report(const struct calib_options *options, struct oscar_cause *cause)
 int calib_inspect(const struct calib_options *options, struct oscar_cause *cause);
 int calib_verify(const struct calib_options *options, struct oscar_cause *cause);
 int calib_hadamard(const struct calib_options *options, struct oscar_cause *cause);
+int calib_import(const struct calib_options *options, struct oscar_cause *cause);
 
 #endif
