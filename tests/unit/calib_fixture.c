@@ -73,9 +73,9 @@ const char *calib_folder(void) {
 }
 
 const char *calib_path(const char *name) {
-    static char paths[8][192];
+    static char paths[64][192];
     static unsigned turn;
-    char *path = paths[turn++ % 8];
+    char *path = paths[turn++ % 64];
     (void)snprintf(path, sizeof(paths[0]), "%s/%s", calib_folder(), name);
     return path;
 }

@@ -22,7 +22,7 @@ double calib_normal(void);
 
 /* A folder of the test's own, removed with all in it at the end of the program. */
 const char *calib_folder(void);
-/* PATH in it, in one of a few buffers that are used in turn. */
+/* PATH in it, in one of 64 buffers that are used in turn. */
 const char *calib_path(const char *name);
 
 /* What a made-up model gives: per layer a K with a bias that RoPE has turned, correlated queries, V with structure. The same
