@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention functions for transformers: BF16 K and V, K and V as oscard holds them, and a capture of Q, K and V.
 
-Each is a function of one whole text, from position 0, in one forward pass. Where K and V are packed, a query at position i of
-page c (64 tokens) reads as INT2 what the daemon has packed when i tokens are committed: the pages 1 to c - 5. Page 0 is the sink,
-and the window is the last four full pages and the running one.
+Each is a function of one whole text, from position 0, in one forward pass. A query at position i reads as INT2 what the daemon has
+packed when i tokens are committed, which is the same for all queries of a page.
 """
 
 import numpy as np
@@ -12,10 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import codec
+from windows import PAGE_TOKENS
 
 NAME = "oscar-quality"
-SINK_PAGES = 1
-WINDOW_PAGES = 4  # full pages before the running one
 
 _UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what is more than causal attention
 
@@ -59,8 +57,10 @@ class Capture:
 
     def __init__(self):
         self.tensors = {}
+        self.scale = None  # of the scores
 
     def __call__(self, layer, query, key, value, scale):
+        self.scale = scale
         for name, rows in (("q", query), ("k", key), ("v", value)):
             self.tensors[f"layers.{layer}.{name}"] = rows.transpose(0, 1).contiguous().bfloat16()
         rows = [
@@ -73,19 +73,14 @@ class Capture:
 class Held:
     """K and V in the forms in which oscard holds them: rotated, BF16 in sink and window, packed between them.
 
-    Without windows every full page before the running one is packed, the sink too. Rows come in binary16, as a worker of a float32
-    model hands them to the daemon. `packed_row_bytes` is what a token's K and V of one layer and head take, from the bytes held.
+    Rows come in binary16, as a worker of a float32 model hands them to the daemon. `packed_row_bytes` is what a token's K and V
+    of one layer and head take, from the bytes held.
     """
 
-    def __init__(self, calibration, windows=True):
+    def __init__(self, calibration, windows):
         self._calibration = calibration
-        self._sink = SINK_PAGES if windows else 0
-        self._window = WINDOW_PAGES if windows else 0
+        self._windows = windows
         self.packed_row_bytes = None
-
-    def packed_tokens(self, tokens):
-        """How many of the first `tokens` are packed when all of them are committed."""
-        return max(tokens // codec.PAGE_TOKENS - self._window - self._sink, 0) * codec.PAGE_TOKENS
 
     def __call__(self, layer, query, key, value, scale):
         heads = [self._calibration.head(layer, head) for head in range(len(key))]
@@ -97,38 +92,37 @@ class Held:
         query = query @ rotation_k.repeat_interleave(group, 0)
         key = (key @ rotation_k).bfloat16().float()
         value = (value @ rotation_v).bfloat16().float()
-        output = self._pages(query, key, value, self._read_back(heads, key, value), scale)
+        output = self._pages(query, key, value, heads, scale)
         return (output @ rotation_v.mT.repeat_interleave(group, 0)).half().float()
 
-    def _read_back(self, heads, key, value):
-        """K and V of the tokens that are packed at the end, as a reader sees them, [KV heads, tokens, d] each."""
-        start = self._sink * codec.PAGE_TOKENS
-        positions = np.arange(start, start + self.packed_tokens(key.shape[1]))
-        found = torch.empty((2, len(heads), len(positions), key.shape[2]))
+    def _pages(self, query, key, value, heads, scale):
+        """Page by page, after the pages that have left the window until then are packed."""
+        first, end = self._windows.packed(query.shape[1] - 1)
+        packed_key, packed_value = self._read_back(heads, key[:, first:end], value[:, first:end], first)
+        key, value = key.clone(), value.clone()
+        outputs = []
+        done = first
+        for start in range(0, query.shape[1], PAGE_TOKENS):
+            _, end = self._windows.packed(start)
+            key[:, done:end] = packed_key[:, done - first : end - first]
+            value[:, done:end] = packed_value[:, done - first : end - first]
+            done = end
+            stop = start + PAGE_TOKENS
+            outputs.append(_causal(query[:, start:stop], key[:, :stop], value[:, :stop], start, scale))
+        return torch.cat(outputs, dim=1)
+
+    def _read_back(self, heads, key, value, first):
+        """K and V, at positions from `first` on, as a reader of packed pages sees them."""
+        positions = np.arange(first, first + key.shape[1])
+        read_key, read_value = torch.empty_like(key), torch.empty_like(value)
         for index, head in enumerate(heads):
-            k, v = (x[index, positions[0] : positions[-1] + 1].numpy() for x in (key, value))
             centre = np.float32(0)
             if head.centre_static is not None:
                 turns = codec.turns(head.omega, positions)
                 centre = codec.centre(head.centre_static, head.centre_cos, head.centre_sin, *turns)
-            packed_k = codec.pack(k - centre, head.rank_k, head.feedback)
-            packed_v = codec.pack(v, head.rank_v)
-            self.packed_row_bytes = (packed_k.nbytes + packed_v.nbytes) / len(positions)
-            found[0, index] = torch.from_numpy(packed_k.unpack() + centre)
-            found[1, index] = torch.from_numpy(packed_v.unpack())
-        return found
-
-    def _pages(self, query, key, value, packed, scale):
-        page = codec.PAGE_TOKENS
-        key, value = key.clone(), value.clone()
-        outputs = []
-        for first in range(0, query.shape[1], page):
-            oldest_dense = first - self._window * page
-            newly = slice(max(oldest_dense - page, 0), max(oldest_dense, 0))  # the page that leaves the window
-            if newly.start >= self._sink * page and newly.stop > newly.start:
-                offset = self._sink * page
-                key[:, newly] = packed[0, :, newly.start - offset : newly.stop - offset]
-                value[:, newly] = packed[1, :, newly.start - offset : newly.stop - offset]
-            end = first + page
-            outputs.append(_causal(query[:, first:end], key[:, :end], value[:, :end], first, scale))
-        return torch.cat(outputs, dim=1)
+            packed_key = codec.pack(key[index].numpy() - centre, head.rank_k, head.feedback)
+            packed_value = codec.pack(value[index].numpy(), head.rank_v)
+            read_key[index] = torch.from_numpy(packed_key.unpack() + centre)
+            read_value[index] = torch.from_numpy(packed_value.unpack())
+            self.packed_row_bytes = (packed_key.nbytes + packed_value.nbytes) / len(positions)
+        return read_key, read_value

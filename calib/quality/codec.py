@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PAGE_TOKENS = 64
+from windows import PAGE_TOKENS
+
 _BLOCK_ROWS = 256  # rows that feedback rounding works on at a time: they stay in the cache
 _HALF = 1 << 28  # what lies below a binary32 number's last bit in a binary64 number, when it is exactly half of that bit
 
@@ -76,10 +77,13 @@ class PackedRows:
     def nbytes(self):
         return self.codes.nbytes + self.scale.nbytes + self.zero.nbytes
 
+    def unpacked_codes(self):
+        """uint8 [rows, d], 0 to 3."""
+        return ((self.codes[:, :, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3).reshape(len(self.codes), -1)
+
     def unpack(self):
         """What the rows stand for, without the centre, float32 [rows, d]."""
-        codes = (self.codes[:, :, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
-        codes = codes.reshape(len(codes), -1).astype(np.float32)
+        codes = self.unpacked_codes().astype(np.float32)
         return (codes - self.zero.astype(np.float32)[:, None]) * self.scale.astype(np.float32)[:, None]
 
 
@@ -89,11 +93,6 @@ def pack(x, rank, feedback=None):
     codes = _nearest(x, scale[:, None], zero[:, None]) if feedback is None else _feedback(x, scale, zero, feedback)
     packed = codes[:, 0::4] | codes[:, 1::4] << 2 | codes[:, 2::4] << 4 | codes[:, 3::4] << 6
     return PackedRows(packed, scale.astype(np.float16), zero.astype(np.float16))
-
-
-def codes_of(packed):
-    """The codes, uint8 [rows, d], 0 to 3."""
-    return ((packed.codes[:, :, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3).reshape(len(packed.codes), -1)
 
 
 def _scale_and_zero(x, rank):

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a packed K/V cache costs in quality: perplexity, KL against BF16 and next-token agreement of a model on held-out text."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import attention
+import evaluation
+from calibration import Calibration
+from methods import NAMES, Calibrations
+from model import LanguageModel, default_path
+from windows import NONE, OSCAR
+
+HERE = Path(__file__).resolve().parent
+CALIBRATION_TEXT = HERE / "texts/python-topics.txt"
+EVALUATION_TEXTS = (HERE.parents[1] / "tests/data/smollm2-135m/text.txt", HERE / "texts/perlrequick.txt")
+CALIBRATION_TOKENS = 4096
+CONTEXTS = "1024,2048,4096"
+QUICK_CALIBRATION_TOKENS = 2048
+REFERENCE_ONLY = ("bf16", "ours-no-windows")  # no daemon keeps all in BF16, or is without windows
+
+_start = time.monotonic()
+
+
+def progress(message):
+    print(f"quality: {time.monotonic() - _start:5.0f} s  {message}", file=sys.stderr, flush=True)
+
+
+class Reference:
+    """Runs a method in the float model: attention.Held, or BF16."""
+
+    def __init__(self, model, calibrations):
+        self._model, self._calibrations = model, calibrations
+
+    def run(self, method, ids):
+        """The hidden rows of the text, and bits an element at any context."""
+        if method == "bf16":
+            attention.install(self._model.model, attention.bf16)
+            return self._model.hidden(ids), lambda _context: 16.0
+        windows = NONE if method == "ours-no-windows" else OSCAR
+        held = attention.Held(Calibration(self._calibrations.path(method)), windows)
+        attention.install(self._model.model, held)
+        hidden = self._model.hidden(ids)
+
+        def bits(context):
+            first, end = windows.packed(context)
+            packed = end - first
+            dense_row_bytes = 2 * 2 * self._model.head_dim
+            held_bytes = packed * held.packed_row_bytes + (context - packed) * dense_row_bytes
+            return held_bytes * 8 / (context * 2 * self._model.head_dim)
+
+        return hidden, bits
+
+
+def through_daemon(options, model, calibrations):
+    """A runner through a daemon, which ends with the context; what no daemon does is left to the float model."""
+    from daemon import Daemon, ThroughDaemon
+
+    daemon = Daemon(options.oscard, options.work)
+    reference = Reference(model, calibrations)
+
+    @contextlib.contextmanager
+    def running():
+        with daemon:
+            runner = ThroughDaemon(model, calibrations, daemon)
+            yield lambda method, ids: (reference if method in REFERENCE_ONLY else runner).run(method, ids)
+
+    return running()
+
+
+def measure(model, run, methods, documents, contexts):
+    """A row {method, context, ppl, kl, agree, bits} for each method and context."""
+    scores = {method: [] for method in methods}
+    bits = {}
+    for number, ids in enumerate(documents, 1):
+        hidden, bits["bf16"] = run("bf16", ids)
+        reference = evaluation.reference_probabilities(model, hidden, len(ids))
+        for method in methods:
+            if method != "bf16":
+                hidden, bits[method] = run(method, ids)
+            scores[method].append(evaluation.compare(model, hidden, reference, ids))
+            found = evaluation.summary(scores[method][-1:], len(ids))
+            progress(f"document {number} of {len(documents)}, {method}: perplexity {found['ppl']:.2f}, KL {found['kl']:.4f}")
+    for method in methods:
+        for context in contexts:
+            yield {
+                "method": method,
+                "context": context,
+                **evaluation.summary(scores[method], context),
+                "bits": bits[method](context),
+            }
+
+
+def print_table(rows):
+    print(f"{'method':<16} {'context':>7} {'perplexity':>10} {'KL':>8} {'same next token':>15} {'bits':>6}")
+    for row in rows:
+        print(
+            f"{row['method']:<16} {row['context']:>7} {row['ppl']:>10.2f} {row['kl']:>8.4f} {row['agree']:>15.1%} "
+            f"{row['bits']:>6.2f}"
+        )
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="./dev quality", description=__doc__)
+    parser.add_argument("--model", metavar="PATH", help="folder or GGUF file that transformers can load (SmolLM2-135M)")
+    parser.add_argument("--quick", action="store_true", help="the shortest context of one document, a short calibration")
+    parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
+    parser.add_argument("--via", choices=("daemon", "reference"), default="daemon", help="where K and V lie (%(default)s)")
+    parser.add_argument("--methods", metavar="LIST", default=",".join(NAMES), help="with commas between (all)")
+    parser.add_argument("--contexts", metavar="LIST", default=CONTEXTS, help="in tokens (%(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="(%(default)s)")
+    parser.add_argument("--oscar-calib", metavar="PROGRAM", default="oscar-calib", help="(%(default)s)")
+    parser.add_argument("--oscard", metavar="PROGRAM", default="oscard", help="(%(default)s)")
+    parser.add_argument("--work", metavar="FOLDER", default="build/quality", help="for calibrations (%(default)s)")
+    options = parser.parse_args()
+    options.methods = options.methods.split(",")
+    for method in options.methods:
+        if method not in NAMES:
+            parser.error(f"no method {method!r}: {', '.join(NAMES)}")
+    options.contexts = sorted(int(context) for context in options.contexts.split(","))
+    if options.contexts[0] < evaluation.FIRST_TOKEN + 2:
+        parser.error(f"a context has at least {evaluation.FIRST_TOKEN + 2} tokens")
+    return options
+
+
+def main():
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    contexts = options.contexts[:1] if options.quick else options.contexts
+    texts = EVALUATION_TEXTS[:1] if options.quick else EVALUATION_TEXTS
+    model = LanguageModel(options.model or default_path())
+    progress(f"{model.name}: {model.layers} layers, {model.kv_heads} KV heads of {model.head_dim}; {options.via} path")
+    documents = [model.ids(text.read_text())[: contexts[-1]] for text in texts]
+    shortest = min(map(len, documents))
+    if shortest < contexts[-1]:
+        contexts = [context for context in contexts if context <= shortest]
+        progress(f"a document has only {shortest} tokens in this model: contexts {contexts}")
+        documents = [ids[: contexts[-1]] for ids in documents]
+    calibrations = Calibrations(
+        model,
+        options.work,
+        options.oscar_calib,
+        CALIBRATION_TEXT.read_text(),
+        QUICK_CALIBRATION_TOKENS if options.quick else CALIBRATION_TOKENS,
+        progress,
+    )
+    if options.via == "daemon":
+        runner = through_daemon(options, model, calibrations)
+    else:
+        runner = contextlib.nullcontext(Reference(model, calibrations).run)
+    with runner as run:
+        rows = list(measure(model, run, options.methods, documents, contexts))
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
