@@ -16,10 +16,12 @@ PACKAGE = Path(__file__).resolve().parent.parent
 class Daemon:
     """Started by `with`; `socket` is its path. What it logged is shown when it does not start or does not end well."""
 
-    def __init__(self, budget: str = "64M") -> None:
+    def __init__(self, budget: str = "64M", calibrations: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="oscar-py-"))
         self.socket = str(self.folder / "worker.sock")
-        self.budget = budget
+        self.options = ["--runtime-dir", str(self.folder), "--backend", "host", "--budget", budget]
+        if calibrations is not None:
+            self.options += ["--calibration-directory", calibrations]
         self.process = None
 
     def __enter__(self) -> "Daemon":
@@ -28,10 +30,7 @@ class Daemon:
             notify.bind(notify_path)
             notify.settimeout(READY_S)
             self.process = subprocess.Popen(
-                [
-                    os.environ["OSCARD"],
-                    *("--runtime-dir", str(self.folder), "--backend", "host", "--budget", self.budget),
-                ],
+                [os.environ["OSCARD"], *self.options],
                 env={**os.environ, "NOTIFY_SOCKET": notify_path},
                 stdout=log,
                 stderr=subprocess.STDOUT,
