@@ -193,7 +193,7 @@ static int allocate(const struct layer_work *work, struct layer_fit *fit, struct
 static int make_rotations(const struct layer_work *work, bool all, struct layer_fit *fit, struct oscar_cause *cause) {
     const uint32_t d = work->d;
     const size_t size = (size_t)d * d;
-    const uint32_t shared = work->kv_heads / fit->rotations;
+    const uint32_t shared = fit->rotations == 1 ? work->kv_heads : 1; /* heads a rotation */
     double eigenvalues[256];
     _cleanup_free_ double *memory = malloc(3 * size * sizeof(*memory));
     if (memory == NULL)

@@ -44,5 +44,7 @@ void progress_step(struct progress *progress, int skipped) {
                                     (double)(progress->total - progress->done);
     (void)fprintf(stderr, "%soscar-calib: %s %" PRIu64 " of %" PRIu64 ", %.0f s left%s", terminal ? "\r" : "",
                   progress->what, progress->done, progress->total, left,
-                  terminal && progress->done < progress->total ? "   " : "   \n");
+                  !terminal                          ? "\n"
+                  : progress->done < progress->total ? "   "
+                                                     : "   \n");
 }

@@ -149,6 +149,8 @@ static int add_published(struct judge *judge, struct oscar_cause *cause) {
 /* `text` is NAME=FILE, and is cut in two. */
 static int add_baseline(struct judge *judge, char *text, struct oscar_cause *cause) {
     char *equals = strchr(text, '=');
+    if (equals == NULL)
+        return oscar_fail(cause, OSCAR_ERR_INVALID, "--baseline %s: expected NAME=FILE", text);
     *equals = '\0';
     return add_file(judge, text, equals + 1, cause);
 }

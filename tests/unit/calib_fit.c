@@ -189,7 +189,7 @@ static void the_published_method_is_the_published_formulas(void **unused) {
         assert_int_equal(head->rank_k, 61);
         assert_int_equal(head->rank_v, 58);
         for (uint32_t i = 0; i < 2 * 64 * 64; i++) /* for the layer's sums, below */
-            sums[2 * 64 * 64 + i] += i < 64 * 64 ? sums[i] : sums[i];
+            sums[2 * 64 * 64 + i] += sums[i];
     }
     calibration_file_close(&file);
 
