@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention functions for transformers: BF16 K and V, K and V as oscard holds them, and a capture of Q, K and V.
 
-Each is a function of one whole text, from position 0, in one forward pass. A query at position i reads as INT2 what the daemon has
-packed when i tokens are committed, which is the same for all queries of a page.
+Each is a function of one whole text, from position 0, in one forward pass. A query at position i reads as INT2 what the
+daemon has packed when i tokens are committed, which is the same for all queries of a page.
 """
 
 import numpy as np
@@ -73,8 +73,8 @@ class Capture:
 class Held:
     """K and V in the forms in which oscard holds them: rotated, BF16 in sink and window, packed between them.
 
-    Rows come in binary16, as a worker of a float32 model hands them to the daemon. `packed_row_bytes` is what a token's K and V
-    of one layer and head take, from the bytes held.
+    Rows come in binary16, as a worker of a float32 model hands them to the daemon. `packed_row_bytes` is what a token's
+    K and V of one layer and head take, from the bytes held.
     """
 
     def __init__(self, calibration, windows):

@@ -2,8 +2,8 @@
 """The codec of proto/CALIBRATION.md in numpy, over many rows of one head at once, equal to kernels/codec.h to the bit.
 
 Arithmetic is binary32. A fused multiply-add is made of binary64: there the product of two binary32 numbers is exact, so
-only the sum needs care. Values that go from one fma to the next are kept as binary64 arrays of binary32 numbers. Sums that are
-subnormal in binary32 may be rounded twice; no row of a model comes near them.
+only the sum needs care. Values that go from one fma to the next are kept as binary64 arrays of binary32 numbers. Sums
+that are subnormal in binary32 may be rounded twice; no row of a model comes near them.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from windows import PAGE_TOKENS
 
 _BLOCK_ROWS = 256  # rows that feedback rounding works on at a time: they stay in the cache
-_HALF = 1 << 28  # what lies below a binary32 number's last bit in a binary64 number, when it is exactly half of that bit
+_HALF = 1 << 28  # what a binary64 number has below a binary32 number's last bit when it is half of that bit
 
 
 def fma(a, b, c):
@@ -43,7 +43,7 @@ def _turns(omega, factor):
 
 
 def turns(omega, positions):
-    """cos and sin of each position and frequency, [rows, frequencies] each, from tables of pages and of rows of a page."""
+    """cos and sin of each position and frequency, [rows, frequencies], from tables of pages and of rows of a page."""
     pages, page = np.unique(positions // PAGE_TOKENS, return_inverse=True)
     page_cos, page_sin = (t[page] for t in _turns(omega, [int(p) * PAGE_TOKENS for p in pages]))
     row = positions % PAGE_TOKENS
@@ -88,7 +88,7 @@ class PackedRows:
 
 
 def pack(x, rank, feedback=None):
-    """Packs float32 rows [rows, d] that have no centre any more; `feedback` is L [d, d], or None for nearest rounding."""
+    """Packs float32 rows [rows, d] without their centre; `feedback` is L [d, d], or None for nearest rounding."""
     scale, zero = _scale_and_zero(x, rank)
     codes = _nearest(x, scale[:, None], zero[:, None]) if feedback is None else _feedback(x, scale, zero, feedback)
     packed = codes[:, 0::4] | codes[:, 1::4] << 2 | codes[:, 2::4] << 4 | codes[:, 3::4] << 6

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a method through oscard: the model's K and V lie in the daemon's pages, and attention reads them there.
 
-The text is given page by page, as decoding would: before each page the daemon has packed what it may (`OscarCache.settle`), so
-that a query reads as INT2 exactly what attention.Held says.
+The text is given page by page, as decoding would: before each page the daemon has packed what it may
+(`OscarCache.settle`), so that a query reads as INT2 exactly what attention.Held says.
 """
 
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a packed K/V cache costs in quality: perplexity, KL against BF16 and next-token agreement of a model on held-out text."""
+"""What a packed K/V cache costs a model on held-out text: perplexity, KL against BF16 and next-token agreement."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ from windows import NONE, OSCAR
 HERE = Path(__file__).resolve().parent
 CALIBRATION_TEXT = HERE / "texts/python-topics.txt"
 EVALUATION_TEXTS = (HERE.parents[1] / "tests/data/smollm2-135m/text.txt", HERE / "texts/perlrequick.txt")
-CALIBRATION_TOKENS = 4096
+CALIBRATION_TOKENS = 8192
 CONTEXTS = "1024,2048,4096"
 QUICK_CALIBRATION_TOKENS = 2048
 REFERENCE_ONLY = ("bf16", "ours-no-windows")  # no daemon keeps all in BF16, or is without windows
@@ -88,7 +88,8 @@ def measure(model, run, methods, documents, contexts):
                 hidden, bits[method] = run(method, ids)
             scores[method].append(evaluation.compare(model, hidden, reference, ids))
             found = evaluation.summary(scores[method][-1:], len(ids))
-            progress(f"document {number} of {len(documents)}, {method}: perplexity {found['ppl']:.2f}, KL {found['kl']:.4f}")
+            told = f"perplexity {found['ppl']:.2f}, KL {found['kl']:.4f}"
+            progress(f"document {number} of {len(documents)}, {method}: {told}")
     for method in methods:
         for context in contexts:
             yield {
@@ -111,9 +112,11 @@ def print_table(rows):
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="./dev quality", description=__doc__)
     parser.add_argument("--model", metavar="PATH", help="folder or GGUF file that transformers can load (SmolLM2-135M)")
-    parser.add_argument("--quick", action="store_true", help="the shortest context of one document, a short calibration")
+    parser.add_argument("--quick", action="store_true", help="one document, one context, a short calibration")
     parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
-    parser.add_argument("--via", choices=("daemon", "reference"), default="daemon", help="where K and V lie (%(default)s)")
+    parser.add_argument(
+        "--via", choices=("daemon", "reference"), default="daemon", help="where K and V lie (%(default)s)"
+    )
     parser.add_argument("--methods", metavar="LIST", default=",".join(NAMES), help="with commas between (all)")
     parser.add_argument("--contexts", metavar="LIST", default=CONTEXTS, help="in tokens (%(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="(%(default)s)")
