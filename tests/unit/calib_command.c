@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of oscar-calib: exit statuses, what goes to which stream, and that wrong usage is told. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "calib_fixture.h"
+
+static char output[8192]; /* of the last command: both streams, or the standard output alone */
+
+/* Runs oscar-calib in the test's folder; returns its exit status. */
+static int run(const char *arguments, const char *streams) {
+    char command[1024];
+    (void)snprintf(command, sizeof(command), "cd %s && %s %s %s", calib_folder(), OSCAR_CALIB_PROGRAM, arguments,
+                   streams);
+    FILE *pipe = popen(command, "re");
+    assert_non_null(pipe);
+    size_t size = fread(output, 1, sizeof(output) - 1, pipe);
+    output[size] = '\0';
+    int status = pclose(pipe);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void assert_run(const char *arguments, int status, const char *words) {
+    int found = run(arguments, "2>&1");
+    if (found != status || strstr(output, words) == NULL)
+        fail_msg("%s: found %d \"%s\", expected %d \"%s\"", arguments, found, output, status, words);
+}
+
+static void wrong_usage_is_told_with_status_2(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *arguments, *words;
+    } wrong[] = {
+        {"", "usage: oscar-calib VERB"},
+        {"frobnicate", "no verb frobnicate"},
+        {"fit --output x", "fit takes CAPTURE..."},
+        {"fit capture", "fit needs --output FILE"},
+        {"report capture", "report needs --calibration FILE"},
+        {"verify", "verify takes FILE"},
+        {"verify a b", "verify takes FILE"},
+        {"verify --output x a", "verify has no --output"},
+        {"hadamard --output x --layers 2", "hadamard needs --layers, --kv-heads and --head-dim"},
+        {"hadamard --output x --layers two --kv-heads 1 --head-dim 64", "--layers two"},
+        {"hadamard --output x --layers 1 --kv-heads 1 --head-dim 64 more", "hadamard takes no arguments"},
+        {"fit --output x --rotation round c", "--rotation round: expected"},
+        {"fit --output x --pairs 17 c", "--pairs 17: expected"},
+        {"fit --output x --pairs -1 c", "--pairs -1: expected"},
+        {"fit --output x --clip .96 c", "--clip .96: expected"},
+        {"fit --output x --clip .96,1.5 c", "--clip .96,1.5: expected"},
+        {"fit --output x --clip nan,.9 c", "--clip nan,.9: expected"},
+        {"fit --output x --lambda 0 c", "--lambda 0: expected"},
+        {"fit --output x --threads 0 c", "--threads 0: expected"},
+        {"fit --output x --per token c", "--per token: expected"},
+        {"report --calibration x --baseline y c", "--baseline y: expected"},
+        {"fit --no-such-option c", "cannot go on"},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        assert_run(wrong[i].arguments, 2, wrong[i].words);
+}
+
+static void help_and_version_are_no_failure(void **unused) {
+    (void)unused;
+    assert_run("--help", 0, "options of fit:");
+    assert_run("fit --help", 0, "--no-centre");
+    assert_run("--version", 0, "oscar-calib ");
+}
+
+static void a_file_goes_through_all_verbs(void **unused) {
+    (void)unused;
+    const struct calib_model model = {
+        .layers = 1, .query_heads = 2, .kv_heads = 1, .d = 64, .rope_base = 1e4, .bias = 4};
+    calib_write_capture(calib_path("c.safetensors"), &model,
+                        &(struct calib_cut){.to = 1, .tokens = 450, .type = OSCAR_TENSOR_BF16});
+    assert_run("fit --output f c.safetensors", 0, "warning: the capture ends at position 450, contexts of 8192 tokens");
+    assert_int_equal(run("fit --output f --context 450 c.safetensors", "2>/dev/null"), 0);
+    assert_string_equal(output, ""); /* what it says is no result */
+    assert_run("verify f", 0, "1 layers, 1 KV heads, head size 64: complete, finite, orthogonal, triangular");
+    assert_run("inspect f", 0, "feedback");
+    assert_run("inspect --json f", 0, "{\"layer\":0,\"centre\":true,\"pairs\":");
+    assert_run("report --calibration f c.safetensors", 0, "KL of the attention distribution");
+    assert_run("hadamard --output h --layers 1 --kv-heads 1 --head-dim 64", 0, "wrote h");
+    assert_run("report --calibration f --baseline plain=h c.safetensors", 0, "       plain");
+}
+
+static void a_failure_is_one_line_with_status_1(void **unused) {
+    (void)unused;
+    assert_run("verify nowhere", 1, "oscar-calib verify: no such object: cannot read nowhere: No such file");
+    assert_run("fit --output f nowhere", 1, "oscar-calib fit: no such object: cannot read nowhere");
+    assert_non_null(strchr(output, '\n'));
+    assert_string_equal(strchr(output, '\n'), "\n");
+    assert_run("fit --output nowhere/f c.safetensors", 1, "cannot make the folder nowhere/f.parts");
+    assert_int_equal(run("verify h >/dev/full", "2>&1"), 1);
+}
+
+int main(void) {
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_usage_is_told_with_status_2),
+        cmocka_unit_test(help_and_version_are_no_failure),
+        cmocka_unit_test(a_file_goes_through_all_verbs),
+        cmocka_unit_test(a_failure_is_one_line_with_status_1),
+    };
+    calib_seed();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
