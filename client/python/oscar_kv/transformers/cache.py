@@ -9,6 +9,7 @@ padding[b]. A step is one forward pass: `begin` makes room, each layer stores an
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ class OscarLayer(CacheLayerMixin):
 
     def __init__(self, cache: OscarCache, index: int) -> None:
         super().__init__()
-        self.cache = cache
+        self.cache: OscarCache = weakref.proxy(cache)  # which owns this layer
         self.index = index
         self.is_initialized = True
 

@@ -6,6 +6,7 @@ import random
 import sys
 import unittest
 import warnings
+import weakref
 from pathlib import Path
 
 import torch
@@ -286,6 +287,14 @@ class Generate(unittest.TestCase):
                 stranger(ids, cache=cache)
         with self.assertRaisesRegex(ValueError, "left"):
             self.worker.cache(ids, mask.index_fill(1, torch.tensor([7]), 0))
+
+    def test_a_cache_that_nobody_holds_gives_its_pages_back(self):
+        ids = random_ids(1, 100)
+        cache = self.worker.cache(ids)
+        self.model(ids, cache=cache)
+        gone = weakref.ref(cache.sequences[0])
+        del cache
+        self.assertIsNone(gone())
 
     def test_without_its_cache_the_model_is_as_before(self):
         ids = random_ids(1, 50)
