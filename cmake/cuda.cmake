@@ -19,7 +19,8 @@ if(OSCAR_NVCC AND NOT OSCAR_CUDA STREQUAL "OFF")
 endif()
 
 # oscar_cuda_image(target name source [nvcc options]): compiles kernels to one image for all architectures (and PTX of the newest one, for those to
-# come) and embeds it as the symbol oscar_cuda_image_<name>.
+# come) and embeds it as the symbol oscar_cuda_image_<name>. In the 64 bytes before it lies its name, for a driver that has the kernels
+# already (tests/support/fake_cuda).
 function(oscar_cuda_image target name source)
   set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
   if(OSCAR_CUDA_ARCHITECTURES STREQUAL "none")
@@ -38,7 +39,7 @@ function(oscar_cuda_image target name source)
   endif()
   set(assembly ${CMAKE_CURRENT_BINARY_DIR}/${name}_image.c)
   file(CONFIGURE OUTPUT ${assembly} CONTENT [[/* Made by cmake/cuda.cmake. */
-__asm__(".section .rodata\n.balign 64\n.global oscar_cuda_image_@name@\n.hidden oscar_cuda_image_@name@\noscar_cuda_image_@name@:\n.incbin \"@image@\"\n.byte 0\n.previous\n");
+__asm__(".section .rodata\n.balign 64\n.asciz \"@name@\"\n.balign 64\n.global oscar_cuda_image_@name@\n.hidden oscar_cuda_image_@name@\noscar_cuda_image_@name@:\n.incbin \"@image@\"\n.byte 0\n.previous\n");
 typedef int oscar_cuda_image_unit;
 ]] @ONLY)
   set_source_files_properties(${assembly} PROPERTIES OBJECT_DEPENDS ${image})

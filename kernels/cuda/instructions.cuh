@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Instructions that have no name in CUDA C++, and the block's shared memory: all inline assembly of the kernels is here, so that
- * tests/support/cuda_emulation can stand in for it. Addresses of shared memory are 32-bit. Matrix fragments: lane 4g + t of a
- * warp; A has rows g and g + 8, B column g, C rows g and g + 8 of columns 2t and 2t + 1.
+ * Instructions that have no name in CUDA C++, and the block's shared memory: all inline assembly of the kernels is here, so
+ * that tests/support/cuda_emulation can stand in for it. Addresses of shared memory are 32-bit. Matrix fragments: lane 4g + t
+ * of a warp; A has rows g and g + 8, B column g, C rows g and g + 8 of columns 2t and 2t + 1.
  */
 #ifndef OSCAR_KERNELS_CUDA_INSTRUCTIONS_CUH
 #define OSCAR_KERNELS_CUDA_INSTRUCTIONS_CUH

@@ -23,11 +23,6 @@
 
 /* --- work ------------------------------------------------------------------------------------------------------------------- */
 
-struct tile {
-    const struct cuda_batch_item *item;
-    uint32_t kv_head, first_column;
-};
-
 static __device__ uint32_t tiles_of(const struct cuda_prefill_params &params, uint32_t i) {
     if (i >= params.batch.header->items || params.batch.items[i].rows <= CUDA_MAX_DECODE_ROWS)
         return 0;

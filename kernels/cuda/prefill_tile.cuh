@@ -24,6 +24,12 @@
 
 static_assert(TOKENS == OSCAR_PAGE_TOKENS && COLUMNS == CUDA_PREFILL_COLUMNS && THREADS == CUDA_PREFILL_THREADS, "");
 
+/* A block's work. */
+struct tile {
+    const struct cuda_batch_item *item;
+    uint32_t kv_head, first_column;
+};
+
 template <int D> struct shape {
     static constexpr int words = D / 64;      /* of K of one token, and of V of one half of a tile, in a lane */
     static constexpr int row_floats = D + 4;  /* a column's row in shared memory */

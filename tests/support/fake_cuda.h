@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A driver library without a GPU (libfake_cuda.so, given to the backend by OSCAR_CUDA_DRIVER): devices that can be told to lack
- * something, memory that is memfds, streams that are threads, and no kernels but those of tests/gpu/probe.cu. It insists on
- * what the real one does: a current context, whole mappings, and no handle opened where it was made.
+ * something, memory that is memfds, streams that are threads, and no kernels but those of tests/gpu/probe.cu, or, as
+ * libemulated_cuda.so, all of them (tests/support/cuda_emulation). It insists on what the real one does: a current context, whole
+ * mappings, and no handle opened where it was made. FAKE_CUDA_CAPABILITY (90) and FAKE_CUDA_PROCESSORS (4) say what its devices
+ * are.
  */
 #ifndef OSCAR_TESTS_FAKE_CUDA_H
 #define OSCAR_TESTS_FAKE_CUDA_H

@@ -4,7 +4,8 @@ if(OSCAR_WITH_CUDA)
   set(cuda_support ${PROJECT_SOURCE_DIR}/tests/support)
   set(fake_driver ${cuda_support}/fake_cuda)
   add_library(fake_cuda SHARED
-    ${fake_driver}/machine.c ${fake_driver}/memory.c ${fake_driver}/rest.c ${fake_driver}/stream.c)
+    ${fake_driver}/graph.c ${fake_driver}/kernel.c ${fake_driver}/machine.c ${fake_driver}/memory.c ${fake_driver}/rest.c
+    ${fake_driver}/stream.c)
   target_include_directories(fake_cuda SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
   target_link_libraries(fake_cuda PRIVATE oscar_options Threads::Threads)
 

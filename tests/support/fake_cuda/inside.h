@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between the files of the fake driver: machine.c (devices and contexts), memory.c, stream.c, and rest.c, which has all that the
- * others do not have. */
+/* Between the files of the fake driver: machine.c (devices and contexts), memory.c, stream.c, kernel.c, graph.c, and rest.c, which
+ * has all that the others do not have. */
 #ifndef OSCAR_TESTS_FAKE_CUDA_INSIDE_H
 #define OSCAR_TESTS_FAKE_CUDA_INSIDE_H
 
@@ -31,6 +31,27 @@ void fake_born(void);              /* one thing more to give back */
 void fake_gone(void);
 
 extern atomic_uint fake_in_flight; /* commands of all streams */
+
+/* What a stream does, or, where it is being captured, a graph remembers. */
+struct command {
+    struct command *next;
+    void (*run)(const struct command *command);
+    void (*function)(void *);
+    void *to;
+    const void *from;
+    size_t bytes;
+    uint64_t value;
+    bool owns; /* `to` is freed with the command */
+};
+
+CUresult fake_enqueue(CUstream stream, struct command command);
+void fake_command_free(struct command *command);
+void fake_run_write(const struct command *command); /* `value` to `to` */
+
+/* The graph that a stream's commands go to; NULL: none. */
+CUresult fake_stream_capture(CUstream stream, CUgraph graph);
+CUgraph fake_stream_captures(CUstream stream);
+CUresult fake_graph_add(CUgraph graph, struct command command);
 
 /* Whether memory lies there, of the device or registered. */
 bool fake_is_known(const void *address);

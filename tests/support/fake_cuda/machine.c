@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,19 +15,24 @@ static const struct {
     CUdevice_attribute attribute;
     int value;
 } whole[] = {
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1},
     {CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, CU_COMPUTEMODE_DEFAULT},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 4},
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 227 << 10},
     {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 1 << 20},
 };
 
+/* What the environment makes of an attribute's number. */
+static int given(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    return text && *text ? atoi(text) : otherwise;
+}
+
 __attribute__((constructor)) void fake_cuda_new_machine(void) {
+    int capability = given("FAKE_CUDA_CAPABILITY", 90), processors = given("FAKE_CUDA_PROCESSORS", 4);
     int live = atomic_load(&fake_cuda.live); /* the library's own count is no part of the machine */
     memset(&fake_cuda, 0, sizeof(fake_cuda));
     atomic_store(&fake_cuda.live, live);
@@ -40,6 +46,9 @@ __attribute__((constructor)) void fake_cuda_new_machine(void) {
         (void)snprintf(device->name, sizeof(device->name), "Fake GPU %d", i);
         for (size_t k = 0; k < sizeof(whole) / sizeof(*whole); k++)
             device->attribute[whole[k].attribute] = whole[k].value;
+        device->attribute[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] = capability / 10;
+        device->attribute[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR] = capability % 10;
+        device->attribute[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT] = processors;
     }
 }
 

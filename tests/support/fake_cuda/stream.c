@@ -1,22 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams of the fake driver: threads that run commands in order; events, images and the kernels of tests/gpu/probe.cu. */
+/* Streams of the fake driver: threads that run commands in order; events. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/gpu/probe_params.h"
 #include "tests/support/fake_cuda/inside.h"
-
-struct command {
-    struct command *next;
-    void (*run)(const struct command *command);
-    void (*function)(void *);
-    void *to;
-    const void *from;
-    size_t bytes;
-    uint64_t value;
-};
 
 struct CUstream_st {
     pthread_t thread;
@@ -25,6 +14,7 @@ struct CUstream_st {
     struct command *first, **last;
     uint64_t enqueued, done;
     bool closing;
+    CUgraph capturing; /* NULL: it is not being captured */
 };
 
 struct CUevent_st {
@@ -46,7 +36,7 @@ static void *run_stream(void *argument) {
             stream->last = &stream->first;
         pthread_mutex_unlock(&stream->lock);
         command->run(command);
-        free(command);
+        fake_command_free(command);
         atomic_fetch_sub(&fake_in_flight, 1);
         pthread_mutex_lock(&stream->lock);
         stream->done++;
@@ -106,8 +96,25 @@ EXPORT CUresult cuStreamDestroy(CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-static CUresult enqueue(CUstream to, struct command command) {
+void fake_command_free(struct command *command) {
+    if (command->owns)
+        free(command->to);
+    free(command);
+}
+
+CUresult fake_stream_capture(CUstream stream, CUgraph graph) {
+    if (actual(stream)->capturing && graph)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    actual(stream)->capturing = graph;
+    return CUDA_SUCCESS;
+}
+
+CUgraph fake_stream_captures(CUstream stream) { return actual(stream)->capturing; }
+
+CUresult fake_enqueue(CUstream to, struct command command) {
     CUstream stream = actual(to);
+    if (stream->capturing)
+        return fake_graph_add(stream->capturing, command);
     struct command *queued = malloc(sizeof(*queued));
     if (!queued)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -140,7 +147,7 @@ static uint64_t enqueued(CUstream of) {
 
 EXPORT CUresult cuStreamQuery(CUstream stream) {
     IN_CONTEXT_ASKING();
-    if (fake_cuda.capturing)
+    if (fake_cuda.capturing || actual(stream)->capturing)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return has_done(stream, enqueued(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -152,8 +159,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-    (void)stream;
-    *status = fake_cuda.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status = fake_cuda.capturing || actual(stream)->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                               : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 
@@ -175,7 +182,7 @@ EXPORT CUresult cuEventDestroy(CUevent event) {
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     IN_CONTEXT();
-    if (fake_cuda.capturing)
+    if (fake_cuda.capturing || actual(stream)->capturing)
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     event->stream = stream;
     event->after = enqueued(stream);
@@ -191,7 +198,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 static void run_copy(const struct command *command) { memmove(command->to, command->from, command->bytes); }
 static void run_set(const struct command *command) { memset(command->to, (int)command->value, command->bytes); }
 static void run_call(const struct command *command) { command->function(command->to); }
-static void run_write(const struct command *command) {
+void fake_run_write(const struct command *command) {
     if (!fake_is_known(command->to)) {
         fake_cuda.sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
         return;
@@ -201,18 +208,18 @@ static void run_write(const struct command *command) {
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     IN_CONTEXT();
-    return enqueue(stream,
-                   (struct command){.run = run_copy, .to = (void *)to, .from = (const void *)from, .bytes = bytes});
+    return fake_enqueue(
+        stream, (struct command){.run = run_copy, .to = (void *)to, .from = (const void *)from, .bytes = bytes});
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
     IN_CONTEXT();
-    return enqueue(stream, (struct command){.run = run_set, .to = (void *)to, .value = value, .bytes = bytes});
+    return fake_enqueue(stream, (struct command){.run = run_set, .to = (void *)to, .value = value, .bytes = bytes});
 }
 
 EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
     IN_CONTEXT();
-    return enqueue(stream, (struct command){.run = run_call, .function = function, .to = argument});
+    return fake_enqueue(stream, (struct command){.run = run_call, .function = function, .to = argument});
 }
 
 EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
@@ -220,80 +227,5 @@ EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuin
     IN_CONTEXT();
     if (!fake_is_known((void *)address))
         return CUDA_ERROR_INVALID_VALUE;
-    return enqueue(stream, (struct command){.run = run_write, .to = (void *)address, .value = value});
-}
-
-/* --- kernels: images load, and two of tests/gpu/probe.cu run ----------------------------------------------------------------- */
-
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-    IN_CONTEXT();
-    fake_unsafe_in_capture();
-    *module = (CUmodule)(uintptr_t)image;
-    fake_born();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuModuleUnload(CUmodule module) {
-    (void)module;
-    fake_gone();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    (void)module;
-    IN_CONTEXT();
-    *function = (CUfunction)(uintptr_t)name;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-    (void)function;
-    (void)attribute;
-    (void)value;
-    IN_CONTEXT();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-    (void)attribute;
-    (void)function;
-    IN_CONTEXT();
-    *value = 1024;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
-                                                            size_t shared_bytes) {
-    (void)function;
-    (void)threads;
-    (void)shared_bytes;
-    IN_CONTEXT();
-    *blocks = 2;
-    return CUDA_SUCCESS;
-}
-
-static void run_hold(const struct command *command) {
-    struct probe_gate *gate = command->to;
-    __atomic_store_n(&gate->arrived, 1, __ATOMIC_RELEASE);
-    for (uint64_t waited = 0; waited < PROBE_LONGEST_NS && !__atomic_load_n(&gate->open, __ATOMIC_ACQUIRE);
-         waited += 100000)
-        usleep(100);
-}
-
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                               unsigned int shared_bytes, CUstream stream, void **parameters, void **extra) {
-    (void)extra;
-    IN_CONTEXT();
-    if (grid_x * grid_y * grid_z * block_x * block_y * block_z != 1 || shared_bytes != 0)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    const char *name = (const char *)function;
-    void *address;
-    memcpy(&address, parameters[0], sizeof(address));
-    if (strcmp(name, "probe_hold_kernel") == 0)
-        return enqueue(stream, (struct command){.run = run_hold, .to = address});
-    if (strcmp(name, "probe_write_kernel") != 0)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return enqueue(stream,
-                   (struct command){.run = run_write, .to = address, .value = *(const uint64_t *)parameters[1]});
+    return fake_enqueue(stream, (struct command){.run = fake_run_write, .to = (void *)address, .value = value});
 }
