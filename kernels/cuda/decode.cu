@@ -30,10 +30,7 @@ static_assert(sizeof(struct notes) == CUDA_DECODE_NOTES_BYTES, "as the host coun
 /* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: rings, queries, table, barrier and position of each slot, notes. */
 template <int D, int C, int P> struct shared_plan {
     uint32_t warps, stages;
-    static __device__ __forceinline__ uint32_t base() {
-        extern __shared__ __align__(128) uint8_t memory[];
-        return shared_address(memory);
-    }
+    static __device__ __forceinline__ uint32_t base() { return shared_address(block_memory()); }
     __device__ __forceinline__ uint32_t ring(uint32_t warp) const {
         return base() + warp * stages * CUDA_DECODE_SLOT_BYTES(D);
     }
@@ -45,8 +42,7 @@ template <int D, int C, int P> struct shared_plan {
         return table() + CUDA_DECODE_TABLE_BYTES(P) + warp * stages * 16;
     }
     __device__ __forceinline__ struct notes *notes(uint32_t warp) const {
-        extern __shared__ __align__(128) uint8_t memory[];
-        return reinterpret_cast<struct notes *>(memory + (barriers(warps) - base())) + warp;
+        return reinterpret_cast<struct notes *>(block_memory() + (barriers(warps) - base())) + warp;
     }
     /* The segments whose queries are prepared; without one it is that of no item. */
     __device__ __forceinline__ struct segment *prepared() const {
@@ -229,6 +225,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
     const uint32_t ring = plan.ring(warp), barriers = plan.barriers(warp);
     struct notes &notes = *plan.notes(warp);
 #if CUDA_BULK_COPIES
+    /* By one lane: where each opened its own, nvcc 13.0 used the stack pointer's register for the addresses. */
     if (lane == 0) {
         for (uint32_t i = 0; i < plan.stages; i++)
             barrier_open(barriers + 16 * i);
@@ -251,6 +248,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
 #if !CUDA_BULK_COPIES
             copies_commit();
 #endif
+            __syncwarp(); /* all lanes may ask for its position */
         };
         /* Where the segment's query is prepared; 0: nowhere. */
         auto area_of = [&](const struct segment &segment) -> uint32_t {
@@ -334,6 +332,9 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
         centre_open<C, P>(centre, params, params.heads[kv_head]);
         for (; units > 0; units--) {
             const uint32_t at = ring + slot * CUDA_DECODE_SLOT_BYTES(D), barrier = barriers + 16 * slot;
+            const uint32_t position = load_shared(barrier + 8);
+            if (P > 0 && packed_left > 0)
+                centre_fetch<C, P>(centre, params, position / 64);
 #if CUDA_BULK_COPIES
             barrier_wait(barrier, phases >> slot & 1);
             phases ^= 1U << slot;
@@ -341,10 +342,8 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             copies_wait(reserved < plan.stages ? plan.stages - 2 : plan.stages - 1);
             __syncwarp();
 #endif
-            const uint32_t position = load_shared(barrier + 8);
             if (packed_left > 0) {
                 packed_left--;
-                centre_fetch<C, P>(centre, params, position / 64);
                 attend_packed<D, C, P>(state, query, centre, plan.table(), at, shared_address(&notes.sight), position,
                                        position + 64 > lowest);
             } else if (tokens > 0) {

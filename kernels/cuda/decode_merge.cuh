@@ -76,17 +76,27 @@ static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t sl
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         o[i] = 0.0F;
-    for (uint32_t left = members; left != 0; left &= left - 1) {
-        int from = __ffs(static_cast<int>(left)) - 1;
-        uint32_t at = __shfl_sync(WARP_LANES, slot, from) + 4 * c * shape::pitch;
-        float4 values[row<D>::chunks];
+    constexpr int ahead = 4; /* parts on their way together */
+    for (uint32_t left = members; left != 0;) {
+        float4 values[ahead][row<D>::chunks];
+        float share[ahead];
 #pragma unroll
-        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-            uint4 words = load_shared4(at + 4 * row<D>::first(chunk));
-            values[chunk] = make_float4(__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
-                                        __uint_as_float(words.w));
+        for (int x = 0; x < ahead; x++) {
+            int from = left != 0 ? __ffs(static_cast<int>(left)) - 1 : __ffs(static_cast<int>(members)) - 1;
+            float its = __shfl_sync(WARP_LANES, factor, from);
+            uint32_t at = __shfl_sync(WARP_LANES, slot, from) + 4 * c * shape::pitch;
+            share[x] = left != 0 ? its : 0.0F;
+            left &= left - 1;
+#pragma unroll
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+                uint4 words = load_shared4(at + 4 * row<D>::first(chunk));
+                values[x][chunk] = make_float4(__uint_as_float(words.x), __uint_as_float(words.y),
+                                               __uint_as_float(words.z), __uint_as_float(words.w));
+            }
         }
-        add_row<D>(o, __shfl_sync(WARP_LANES, factor, from), values);
+#pragma unroll
+        for (int x = 0; x < ahead; x++)
+            add_row<D>(o, share[x], values[x]);
     }
 }
 

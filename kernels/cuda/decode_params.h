@@ -51,7 +51,8 @@ struct cuda_decode_params {
 #define CUDA_DECODE_NOTES_BYTES 64U /* of a warp */
 #define CUDA_DECODE_SHARED_BYTES(d, c, p, warps, stages)                                                               \
     ((warps) * (stages)*CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                                  \
-     CUDA_DECODE_QUERIES(c) * CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES + 16U)
+     CUDA_DECODE_QUERIES(c) * CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES +     \
+     16U)
 
 /* Floats of one column's partial result. */
 #define CUDA_DECODE_PARTIAL_FLOATS(d) ((d) + 4U)

@@ -4,8 +4,7 @@
  *
  * A column is one query row of one query head. One warp rotates it: lane l holds elements 128e + 4l .. 128e + 4l + 3 (head size
  * 64: lanes 16 .. 31 hold what lanes 0 .. 15 do). Then it becomes 16-bit fixed point, in units of its greatest magnitude / 32512,
- * split into a high and a low signed byte; a quarter of it where the code field of the packed K is odd, because a masked word
- * holds four times the code there. A query area in shared memory holds the columns of one segment:
+ * split into a high and a low signed byte. A query area in shared memory holds the columns of one segment:
  *
  *   words [columns / 4][head size / 64][lane 4g + t][4]: word b of group i holds elements 64i + 16b + 4t .. + 3 of B's column g.
  *         4 columns: B's column 2c is the high byte of column c, 2c + 1 its low byte. 8 columns: first all high, then all low.
@@ -151,13 +150,13 @@ template <int D, int C, int P> struct query_area {
 };
 
 /* Four elements as fixed point; returns the high bytes, and the low ones and the sum by reference. */
-static __device__ __forceinline__ uint32_t fix(const float *x, float units, int weight, uint32_t &low, int &sum) {
+static __device__ __forceinline__ uint32_t fix(const float *x, float units, uint32_t &low, int &sum) {
     uint32_t high = 0;
     low = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         int fixed = __float2int_rn(x[k] * units), byte = static_cast<int8_t>(fixed);
-        sum += weight * fixed;
+        sum += fixed;
         high |= (static_cast<uint32_t>((fixed - byte) >> 8) & 0xFF) << (8 * k);
         low |= (static_cast<uint32_t>(byte) & 0xFF) << (8 * k);
     }
@@ -224,8 +223,7 @@ static __device__ __forceinline__ column<D> column_make(const struct cuda_decode
     int sum = 0;
 #pragma unroll
     for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-        bool odd = row<D>::first(chunk) * 4 / D & 1;
-        column.high[chunk] = fix(&x[4 * chunk], odd ? units * 0.25F : units, odd ? 4 : 1, column.low[chunk], sum);
+        column.high[chunk] = fix(&x[4 * chunk], units, column.low[chunk], sum);
     }
     column.sum = static_cast<float>(__reduce_add_sync(WARP_LANES, (threadIdx.x & 31) < row<D>::lanes ? sum : 0));
     column.scale = greatest * (1.0F / QUERY_UNIT) * params.scale;

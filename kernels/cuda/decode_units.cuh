@@ -253,9 +253,10 @@ template <int Words> static __device__ __forceinline__ void load_words(uint32_t 
     }
 }
 
-/* Codes of field f (0..3) of four bytes, times 4 where f is odd. */
+/* Codes of field f (0..3) of four bytes. A mask in place of the shift would give them times 4 in every other field, at a
+ * quarter of the query's resolution there: too coarse. */
 static __device__ __forceinline__ constexpr uint32_t field(uint32_t word, int f) {
-    return (word >> (f / 2 * 4)) & (f & 1 ? 0x0C0C0C0CU : 0x03030303U);
+    return word >> (2 * f) & 0x03030303U;
 }
 
 /* Products of the query with the codes of K of `Tiles` 16-token tiles: [tile][row half][lane's column]. */
@@ -327,15 +328,30 @@ static __device__ __forceinline__ void load_scales(uint32_t slot_scales, int til
     v[1] = half_floats(words.w);
 }
 
-/* The weights of a page's tokens, and sums of their probabilities. */
+/* What V is weighed with: a page's probabilities times its scales, as FP16 holds them, in pairs (4 columns: row halves; 8: the
+ * lane's columns, a register a half); and sums over the lane's tokens, of the probabilities and of the weighted zeros. The zeros
+ * take the rounded weights, so that a weight's rounding counts with c - z and not with c. */
 template <int C> struct weights {
-    float weight[4][2][C / 4];
-    float zero[4][2]; /* of V */
-    float sum[C / 4];
+    uint32_t pair[4][C / 4];
+    float sum[C / 4], zeros[C / 4];
 };
 
-/* Adds the weighted codes of V, and the weighted zeros: both with weights as FP16 holds them, so that a weight's rounding counts
- * with c - z and not with c. */
+/* Adds the weights of one tile. */
+template <int C>
+static __device__ __forceinline__ void weights_add(weights<C> &weights, int tile, const float (&weight)[2][C / 4],
+                                                   const float2 (&v)[2]) {
+    constexpr int last = C / 4 - 1;
+#pragma unroll
+    for (int i = 0; i <= last; i++) {
+        uint32_t pair = C == 4 ? half_pair(weight[0][0], weight[1][0]) : half_pair(weight[i][0], weight[i][last]);
+        float2 rounded = half_floats(pair);
+        weights.pair[tile][i] = pair;
+        weights.zeros[0] = fmaf(rounded.x, v[i].y, weights.zeros[0]);
+        weights.zeros[last] = fmaf(rounded.y, v[C == 4 ? 1 : i].y, weights.zeros[last]);
+    }
+}
+
+/* Adds the weighted codes of V. */
 template <int D, int C>
 static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t slot, const weights<C> &weights) {
     constexpr int W = D / 64, columns = C / 4;
@@ -344,24 +360,9 @@ static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t s
     uint32_t b[4][2];
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) {
-        const float(&weight)[2][columns] = weights.weight[tile];
-        if (C == 4) {
-            uint32_t rounded = half_pair(weight[0][0], weight[1][0]);
-            float2 halves = half_floats(rounded);
-            state.z[0] = fmaf(halves.x, weights.zero[tile][0], state.z[0]);
-            state.z[0] = fmaf(halves.y, weights.zero[tile][1], state.z[0]);
-            b[tile][0] = transpose(rounded);
-            b[tile][1] = __shfl_xor_sync(WARP_LANES, b[tile][0], 4); /* odd columns are of no use */
-        } else {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t rounded = half_pair(weight[half][0], weight[half][columns - 1]);
-                float2 both = half_floats(rounded);
-                state.z[0] = fmaf(both.x, weights.zero[tile][half], state.z[0]);
-                state.z[columns - 1] = fmaf(both.y, weights.zero[tile][half], state.z[columns - 1]);
-                b[tile][half] = transpose(rounded);
-            }
-        }
+        b[tile][0] = transpose(weights.pair[tile][0]);
+        /* With 4 columns the odd ones are of no use, but hold what the even ones need. */
+        b[tile][1] = C == 4 ? __shfl_xor_sync(WARP_LANES, b[tile][0], 4) : transpose(weights.pair[tile][columns - 1]);
     }
 #pragma unroll
     for (int pass = 0; pass < passes; pass++) {
@@ -415,27 +416,29 @@ static __device__ __forceinline__ void hide(weights<C> &weights, uint32_t slot, 
     greatest = 0.0F;
 #pragma unroll
     for (int e = 0; e < C / 4; e++)
-        weights.sum[e] = 0.0F;
+        weights.sum[e] = weights.zeros[e] = 0.0F;
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) {
         float2 k[2], v[2];
+        float weight[2][C / 4];
         load_scales(slot + 32 * D, tile, k, v);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t token = position + 16 * tile + 8 * half + ((threadIdx.x & 31) >> 2);
+            float2 pair = half_floats(weights.pair[tile][C == 4 ? 0 : half]);
             bool seen = false;
 #pragma unroll
             for (int e = 0; e < C / 4; e++) {
                 bool visible = token < sight.limit<C>(e);
-                float weight = visible ? weights.weight[tile][half][e] : 0.0F;
-                weights.weight[tile][half][e] = weight;
-                weights.sum[e] += visible ? __fdividef(weight, v[half].x) : 0.0F;
-                greatest = fmaxf(greatest, weight);
+                weight[half][e] = visible ? ((C == 4 ? half : e) == 0 ? pair.x : pair.y) : 0.0F;
+                weights.sum[e] += visible ? __fdividef(weight[half][e], v[half].x) : 0.0F;
+                greatest = fmaxf(greatest, weight[half][e]);
                 seen |= visible;
             }
             if (!seen)
-                weights.zero[tile][half] = 0.0F;
+                v[half].y = 0.0F;
         }
+        weights_add<C>(weights, tile, weight, v);
     }
 }
 
@@ -476,31 +479,31 @@ static __device__ __forceinline__ void follow(state<D, C> &state, const query<D,
 
 /* The weights of a page's tokens relative to the references; returns the greatest. */
 template <int D, int C, int P>
-static __device__ __forceinline__ float weigh(const state<D, C> &state, const query<D, C> &query,
-                                              const centre<C, P> &centre, uint32_t table, uint32_t slot,
-                                              weights<C> &weights) {
+static __device__ __forceinline__ float weigh(const state<D, C> &state, const query<D, C> &query, centre<C, P> &centre,
+                                              uint32_t table, uint32_t slot, weights<C> &weights) {
     constexpr int columns = C / 4, together = 4 / columns; /* tiles, by the registers that there are */
     float greatest = 0.0F, base[columns];
 #pragma unroll
     for (int e = 0; e < columns; e++) {
         base[e] = query.sigma[e] - state.m[e];
-        weights.sum[e] = 0.0F;
+        weights.sum[e] = weights.zeros[e] = 0.0F;
     }
     const float c[4] = {base[0], C == 4 ? 0.0F : base[columns - 1], base[0], C == 4 ? 0.0F : base[columns - 1]};
 #pragma unroll
     for (int first = 0; first < 4; first += together) {
         float product[together][2][columns];
         multiply_keys<D, C, together>(query, slot, first, product);
+        if (first == 0)
+            centre_turn<C, P>(centre); /* now the turns have come */
 #pragma unroll
         for (int tile = first; tile < first + together; tile++) {
             float2 k[2], v[2];
-            float d[4];
+            float d[4], weight[2][columns];
             load_scales(slot + 32 * D, tile, k, v);
             if constexpr (P > 0)
                 centre_tile<C, P>(centre, table, tile, d, c);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                weights.zero[tile][half] = v[half].y;
+            for (int half = 0; half < 2; half++)
 #pragma unroll
                 for (int e = 0; e < columns; e++) {
                     float centred = fmaf(-k[half].y, query.sum[e], product[tile - first][half][e]);
@@ -509,10 +512,10 @@ static __device__ __forceinline__ float weigh(const state<D, C> &state, const qu
                         logit += d[2 * half + 1];
                     float p = exp2_approx(logit);
                     weights.sum[e] += p;
-                    weights.weight[tile][half][e] = p * v[half].x;
-                    greatest = fmaxf(greatest, weights.weight[tile][half][e]);
+                    weight[half][e] = p * v[half].x;
+                    greatest = fmaxf(greatest, weight[half][e]);
                 }
-            }
+            weights_add<C>(weights, tile, weight, v);
         }
     }
     return greatest;
@@ -525,8 +528,6 @@ static __device__ __forceinline__ void attend_packed(state<D, C> &state, const q
                                                      bool cut) {
     const float highest = static_cast<float>(1 << static_cast<int>(HIGHEST));
     weights<C> weights;
-    if constexpr (P > 0)
-        centre_turn<C, P>(centre);
     for (bool moved = false;; moved = true) {
         float greatest = weigh<D, C, P>(state, query, centre, table, slot, weights);
         if (cut)
@@ -537,17 +538,22 @@ static __device__ __forceinline__ void attend_packed(state<D, C> &state, const q
 #pragma unroll
             for (int e = 0; e < C / 4; e++) {
                 weights.sum[e] = fminf(weights.sum[e], highest);
+                weights.zeros[e] = 0.0F;
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    weights.weight[i / 2][i % 2][e] = fminf(weights.weight[i / 2][i % 2][e], highest);
+                for (int tile = 0; tile < 4; tile++) {
+                    float2 pair = half_floats(weights.pair[tile][e]);
+                    weights.pair[tile][e] = half_pair(fminf(pair.x, highest), fminf(pair.y, highest));
+                }
             }
             break;
         }
         follow<D, C, P>(state, query, centre, table, slot, sights, position);
     }
 #pragma unroll
-    for (int e = 0; e < C / 4; e++)
+    for (int e = 0; e < C / 4; e++) {
         state.l[e] += weights.sum[e];
+        state.z[e] += weights.zeros[e];
+    }
     add_values<D, C>(state, slot, weights);
 }
 
@@ -557,11 +563,10 @@ template <int D> struct dense_slot {
     static constexpr int k_pitch = 2 * D + 32, v_pitch = 2 * D + 16, v = CUDA_DECODE_TILE * k_pitch;
 };
 
-/* Two signed bytes in the low bytes of two half words, as BF16, times 4 where `four` says so. 7 bits added to the exponent of
- * 128 (512) give 128 + x (512 + 4x); the sign bit does the same to what is taken off. */
-static __device__ __forceinline__ uint32_t bytes_to_bfloat(uint32_t bytes, bool four) {
-    uint32_t unit = four ? 0x44004400U : 0x43004300U;
-    uint32_t with = (bytes & 0x007F007FU) | unit, off = (bytes & 0x00800080U) | unit;
+/* Two signed bytes in the low bytes of two half words, as BF16. 7 bits added to the exponent of 128 give 128 + x; the sign bit
+ * does the same to what is taken off. */
+static __device__ __forceinline__ uint32_t bytes_to_bfloat(uint32_t bytes) {
+    uint32_t with = (bytes & 0x007F007FU) | 0x43004300U, off = (bytes & 0x00800080U) | 0x43004300U;
     __nv_bfloat162 difference =
         __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&with), *reinterpret_cast<__nv_bfloat162 *>(&off));
     return *reinterpret_cast<uint32_t *>(&difference);
@@ -578,12 +583,11 @@ static __device__ __forceinline__ void attend_dense(state<D, C> &state, const qu
 #pragma unroll
     for (int block = 0; block < D / 16; block++) {
         uint2 k = load_shared2(slot + g * shape::k_pitch + 32 * block + 8 * t);
-        bool four = block * 64 / D & 1;
 #pragma unroll
         for (int n = 0; n < columns; n++) {
             uint32_t bytes = query.word[n][block];
-            multiply_bfloat(c[n], k.x, 0, k.y, 0, bytes_to_bfloat(__byte_perm(bytes, 0, 0x4140), four),
-                            bytes_to_bfloat(__byte_perm(bytes, 0, 0x4342), four));
+            multiply_bfloat(c[n], k.x, 0, k.y, 0, bytes_to_bfloat(__byte_perm(bytes, 0, 0x4140)),
+                            bytes_to_bfloat(__byte_perm(bytes, 0, 0x4342)));
         }
     }
     float logit[columns], p[columns];
