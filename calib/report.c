@@ -24,6 +24,7 @@
 /* One of: dense pages only; rotation by the identity; the built-in default; a file. */
 struct method {
     const char *name;
+    char own_name[40]; /* of a baseline */
     bool dense_only, identity;
     struct calibration_file file;               /* bytes NULL: none */
     uint32_t source[OSCAR_MAX_LAYERS], sources; /* of a file: the model's number of each of its layers */
@@ -146,13 +147,14 @@ static int add_published(struct judge *judge, struct oscar_cause *cause) {
     return r;
 }
 
-/* `text` is NAME=FILE, and is cut in two. */
-static int add_baseline(struct judge *judge, char *text, struct oscar_cause *cause) {
-    char *equals = strchr(text, '=');
+/* NAME=FILE. The name is copied into the method: it ends where the text's file begins. */
+static int add_baseline(struct judge *judge, const char *text, struct oscar_cause *cause) {
+    const char *equals = strchr(text, '=');
     if (equals == NULL)
         return oscar_fail(cause, OSCAR_ERR_INVALID, "--baseline %s: expected NAME=FILE", text);
-    *equals = '\0';
-    return add_file(judge, text, equals + 1, cause);
+    struct method *method = &judge->method[judge->methods];
+    (void)snprintf(method->own_name, sizeof(method->own_name), "%.*s", (int)(equals - text), text);
+    return add_file(judge, method->own_name, equals + 1, cause);
 }
 
 /* --- measuring ---------------------------------------------------------------------------------------------------- */
@@ -330,7 +332,7 @@ static int measure(struct judge *judge, double *value, struct oscar_cause *cause
 
 /* --- the verb ----------------------------------------------------------------------------------------------------- */
 
-static int judge_capture(struct judge *judge, char **baselines, struct oscar_cause *cause) {
+static int judge_capture(struct judge *judge, struct oscar_cause *cause) {
     const struct calib_options *options = judge->options;
     const struct activations *activations = judge->activations;
     struct method judged = {0};
@@ -346,7 +348,7 @@ static int judge_capture(struct judge *judge, char **baselines, struct oscar_cau
     if (r == 0 && options->fit_on != NULL)
         r = add_published(judge, cause);
     for (size_t i = 0; r == 0 && i < options->baselines_given; i++)
-        r = add_baseline(judge, baselines[i], cause);
+        r = add_baseline(judge, options->baselines[i], cause);
     judge->method[judge->methods] = judged;
     judge->name[judge->methods++] = "ours";
     if (r == 0)
@@ -373,23 +375,17 @@ static int judge_capture(struct judge *judge, char **baselines, struct oscar_cau
 
 int calib_report(const struct calib_options *options, struct oscar_cause *cause) {
     _cleanup_(activations_cleanup) struct activations *activations = NULL;
-    char *baselines[MAX_BASELINES] = {0};
     _cleanup_free_ struct judge *judge = calloc(1, sizeof(*judge));
     int r = judge == NULL ? oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a report")
                           : activations_open(options->arguments, options->argument_count, &activations, cause);
-    for (size_t i = 0; r == 0 && i < options->baselines_given; i++)
-        if ((baselines[i] = strdup(options->baselines[i])) == NULL)
-            r = oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a report");
     if (r == 0) {
         judge->options = options;
         judge->activations = activations;
         judge->softmax_scale = options->fit.softmax_scale != 0   ? options->fit.softmax_scale
                                : activations->softmax_scale != 0 ? activations->softmax_scale
                                                                  : 1.0 / sqrt(activations->head_dim);
-        r = judge_capture(judge, baselines, cause);
+        r = judge_capture(judge, cause);
         judge_clear(judge);
     }
-    for (size_t i = 0; i < options->baselines_given; i++)
-        free(baselines[i]);
     return r;
 }
