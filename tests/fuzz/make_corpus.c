@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* make_corpus DIRECTORY: writes the seeds in tests/fuzz/corpus whose form is binary: messages, records, files of tensors. */
+/* make_corpus DIRECTORY: writes the seeds in tests/fuzz/corpus whose form is binary: messages, records, files of tensors, files of PyTorch. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +7,7 @@
 
 #include "proto/calibration.h"
 #include "proto/frame.h"
+#include "tests/unit/calib_archive.h"
 #include "tests/unit/proto_random.h"
 #include "tests/unit/proto_tensor_file.h"
 
@@ -199,6 +200,32 @@ static void write_calibrations(void) {
     write_tensor_file("fuzz_calibration", "feedback", &file);
 }
 
+static void write_torch_files(void) {
+    static const float rotations[2 * 2 * 16] = {[0] = 1.0F, [5] = 1.0F, [10] = 1.0F, [15] = -1.0F};
+    static const struct {
+        const char *name;
+        struct rotation_file file;
+    } files[] = {
+        {"format_1", {.layers = 2, .d = 4, .rotations = rotations, .model = "m", .kv_heads = 2}},
+        {"format_2",
+         {.layers = 2, .d = 4, .rotations = rotations, .heads = 2, .storage = "HalfStorage", .text_keys = true}},
+        {"views", {.layers = 2, .d = 4, .rotations = rotations, .heads = 2, .transposed = true, .shared = true}},
+        {"protocol_4", {.layers = 1, .d = 4, .rotations = rotations, .storage = "DoubleStorage", .protocol_4 = true}},
+        {"zip64", {.layers = 1, .d = 4, .rotations = rotations, .storage = "BFloat16Storage", .wide = true}},
+    };
+    static const char call[] = "\x80\2cos\nsystem\nX\2\0\0\0ls\x85R.";
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        struct bytes pickle = {0}, file;
+        rotation_file_pickle(&files[i].file, &pickle);
+        write_seed("fuzz_pickle", files[i].name, PREFIX_NONE, pickle.at, pickle.size);
+        rotation_file_write(&files[i].file, &file);
+        write_seed("fuzz_torch", files[i].name, PREFIX_NONE, file.at, file.size);
+        bytes_clear(&pickle);
+        bytes_clear(&file);
+    }
+    write_seed("fuzz_pickle", "call", PREFIX_NONE, call, sizeof(call) - 1);
+}
+
 int main(int argc, char *argv[]) {
     if (argc != 2) {
         (void)fprintf(stderr, "usage: make_corpus DIRECTORY\n");
@@ -213,5 +240,6 @@ int main(int argc, char *argv[]) {
     write_records();
     write_tensor_files();
     write_calibrations();
+    write_torch_files();
     return EXIT_SUCCESS;
 }

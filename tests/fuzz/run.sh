@@ -14,6 +14,8 @@ targets=(
     'fuzz_record;512;'
     'fuzz_safetensors;4096;tensors.dict'
     'fuzz_calibration;20000;tensors.dict'
+    'fuzz_pickle;4096;pickle.dict'
+    'fuzz_torch;8192;pickle.dict'
     'fuzz_config;2048;config.dict'
     'fuzz_store;384;'
 )

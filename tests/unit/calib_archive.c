@@ -267,7 +267,11 @@ static void add_calibration(struct bytes *pickle, const struct rotation_file *fi
     pickle_op(pickle, "\x88u");
 }
 
-static void add_pickle(struct bytes *pickle, const struct rotation_file *file, const char *storage) {
+static const char *storage_of(const struct rotation_file *file) {
+    return file->storage != NULL ? file->storage : "FloatStorage";
+}
+
+void rotation_file_pickle(const struct rotation_file *file, struct bytes *pickle) {
     bytes_add(pickle, file->protocol_4 ? "\x80\x04" : "\x80\x02", 2);
     if (file->protocol_4) {
         pickle_op(pickle, "\x95");
@@ -285,15 +289,14 @@ static void add_pickle(struct bytes *pickle, const struct rotation_file *file, c
     pickle_add_text(pickle, "layers");
     pickle_op(pickle, "}(");
     for (unsigned layer = 0; layer < file->layers; layer++)
-        add_layer(pickle, file, storage, layer);
+        add_layer(pickle, file, storage_of(file), layer);
     pickle_op(pickle, "uu.");
 }
 
 void rotation_file_write(const struct rotation_file *file, struct bytes *ret) {
     static struct archive archive;
-    const char *storage = file->storage != NULL ? file->storage : "FloatStorage";
     archive.wide = file->wide;
-    add_pickle(archive_add(&archive, "some name/data.pkl"), file, storage);
+    rotation_file_pickle(file, archive_add(&archive, "some name/data.pkl"));
     bytes_add(archive_add(&archive, "some name/byteorder"), "little", 6);
     struct bytes *data = NULL;
     for (unsigned layer = 0; layer < file->layers; layer++) {
@@ -301,7 +304,7 @@ void rotation_file_write(const struct rotation_file *file, struct bytes *ret) {
         (void)snprintf(name, sizeof(name), "some name/data/%u", layer);
         if (data == NULL || !file->shared)
             data = archive_add(&archive, name);
-        add_matrices(data, file, storage, layer);
+        add_matrices(data, file, storage_of(file), layer);
     }
     archive_write(&archive, ret);
     archive_clear(&archive);

@@ -72,5 +72,7 @@ struct rotation_file {
 };
 
 void rotation_file_write(const struct rotation_file *file, struct bytes *ret);
+/* Its pickle alone, added to `pickle`. */
+void rotation_file_pickle(const struct rotation_file *file, struct bytes *pickle);
 
 #endif
