@@ -5,9 +5,9 @@
     share.py MODEL [--gguf FILE] --text FILE [--tokens 2048] [--new 200] [--calibration FILE]
 
 Workers, each a process of its own, complete the first tokens of the text greedily: `own` with the model's own cache;
-`first` through a daemon that has nothing yet; `joins` through the same one, over the packed prefix; `tail` twice, with a
-dense tail; and `private`, alone with a daemon of its own, the same way. OSCARD names the daemon, OSCAR_LIBRARY the
-library.
+`first` through a daemon that has nothing yet; `joins` through the same one, over the packed prefix; `tail` twice, with
+a dense tail; and `private`, alone with a daemon of its own, the same way. OSCARD names the daemon, OSCAR_LIBRARY the
+library. Packing is given the time to finish after each token, so that runs repeat.
 """
 
 import argparse
