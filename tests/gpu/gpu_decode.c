@@ -32,6 +32,9 @@ static struct oscar_stream_impl *any_stream(void) {
     return fixture_pick(&state, 2) == 0 ? rig->synchronous : rig->asynchronous;
 }
 
+/* Of tokens, items or trials that are many. */
+static uint32_t many(uint32_t count, uint32_t small) { return rig_small() ? small : count; }
+
 static void check(struct fixture *fixture, const struct oscar_batch_limits *limits) {
     struct scene *scene = scene_open(rig, fixture, limits);
     scene_attend(scene, any_stream());
@@ -65,14 +68,14 @@ static void every_head_size_and_group_matches_the_oracle(void **unused) {
             options.kv_heads = 1 + g % 3;
             options.layers = 3 - g % 3;
             struct fixture *fixture = fixture_open(&state, &options, 16);
-            fixture_add(fixture, &state, 1 + fixture_pick(&state, 700), 1);
+            fixture_add(fixture, &state, 1 + fixture_pick(&state, many(700, 200)), 1);
             check(fixture, NULL);
         }
 }
 
 static void lengths_around_a_page_match(void **unused) {
     (void)unused;
-    static const uint32_t tokens[] = {0, 1, 63, 64, 65, 7, 129, 1000};
+    static const uint32_t tokens[] = {0, 1, 63, 64, 65, 7, 129, 500};
     for (uint32_t d = 64; d <= 256; d *= 2)
         for (int forms = FIXTURE_MIXED; forms <= FIXTURE_PACKED; forms++) {
             struct fixture_options options = plain(d, 4);
@@ -80,6 +83,21 @@ static void lengths_around_a_page_match(void **unused) {
             struct fixture *fixture = fixture_open(&state, &options, 16);
             for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++)
                 fixture_add(fixture, &state, tokens[i], 1);
+            check(fixture, NULL);
+        }
+}
+
+/* More slices than units, so that most warps have nothing to do. */
+static void a_short_sequence_leaves_most_warps_idle(void **unused) {
+    (void)unused;
+    static const uint32_t tokens[] = {1, 8, 100, 200};
+    for (uint32_t d = 64; d <= 256; d *= 2)
+        for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+            struct fixture_options options = plain(d, 1);
+            options.kv_heads = 8;
+            options.forms = FIXTURE_MIXED;
+            struct fixture *fixture = fixture_open(&state, &options, 16);
+            fixture_add(fixture, &state, tokens[i], 1);
             check(fixture, NULL);
         }
 }
@@ -108,7 +126,8 @@ static void centres_turn_with_the_position(void **unused) {
         options.pairs = pairs[i / 2];
         options.forms = FIXTURE_MIXED;
         struct fixture *fixture = fixture_open(&state, &options, 64);
-        fixture_add(fixture, &state, 1000 + fixture_pick(&state, 2500), 1 + fixture_pick(&state, 3));
+        fixture_add(fixture, &state, many(1000, 200) + fixture_pick(&state, many(2500, 600)),
+                    1 + fixture_pick(&state, 3));
         fixture_add(fixture, &state, 1 + fixture_pick(&state, 300), 1);
         check(fixture, NULL);
     }
@@ -123,7 +142,7 @@ static void a_million_positions_match(void **unused) {
     options.forms = FIXTURE_PACKED;
     options.query_size = 0.5F;
     struct fixture *fixture = fixture_open(&state, &options, 15700);
-    fixture_add(fixture, &state, 1000003, 1);
+    fixture_add(fixture, &state, many(1000003, 20003), 1);
     check(fixture, NULL);
 }
 
@@ -137,7 +156,7 @@ static void a_uniform_softmax_over_a_long_context_is_exact(void **unused) {
         options.distinct = 9;
         options.matrix = false;
         struct fixture *fixture = fixture_open(&state, &options, 1700);
-        fixture_add(fixture, &state, 102377, 1);
+        fixture_add(fixture, &state, many(102377, 5377), 1);
         check(fixture, NULL);
     }
 }
@@ -146,7 +165,7 @@ static void a_uniform_softmax_over_a_long_context_is_exact(void **unused) {
 static void sharp_softmaxes_match(void **unused) {
     (void)unused;
     static const float sizes[][2] = {{0.25F, 4}, {3, 1}, {30, 0.2F}, {3000, 0.001F}, {0.0001F, 20000}};
-    for (size_t i = 0; i < 3 * sizeof(sizes) / sizeof(sizes[0]); i++) {
+    for (size_t i = 0; i < 3 * sizeof(sizes) / sizeof(sizes[0]); i += many(1, 2)) {
         struct fixture_options options = plain(64U << i % 3, i % 2 == 0 ? 2 : 7);
         options.dtype = OSCAR_BF16;
         options.key_size = sizes[i / 3][0];
@@ -159,7 +178,7 @@ static void sharp_softmaxes_match(void **unused) {
 
 static void random_batches_match(void **unused) {
     (void)unused;
-    for (uint32_t trial = 0; trial < 40; trial++) {
+    for (uint32_t trial = 0; trial < many(40, 10); trial++) {
         struct fixture_options options = plain(64U << fixture_pick(&state, 3), 1 + fixture_pick(&state, 9));
         options.kv_heads = 1 + fixture_pick(&state, 5);
         options.layers = 1 + fixture_pick(&state, 3);
@@ -170,7 +189,9 @@ static void random_batches_match(void **unused) {
         uint32_t items = 1 + fixture_pick(&state, FIXTURE_ITEMS);
         for (uint32_t i = 0; i < items; i++) {
             uint32_t rows = 1 + fixture_pick(&state, fixture_pick(&state, 2) == 0 ? 1 : OSCAR_MAX_DECODE_ROWS);
-            fixture_add(fixture, &state, rows + fixture_pick(&state, fixture_pick(&state, 4) == 0 ? 5000 : 400), rows);
+            fixture_add(fixture, &state,
+                        rows + fixture_pick(&state, fixture_pick(&state, 4) == 0 ? many(5000, 600) : many(400, 150)),
+                        rows);
         }
         const struct oscar_batch_limits limits = {.items = 4096, .rows = OSCAR_MAX_DECODE_ROWS, .pages = 100000};
         check(fixture, trial % 2 == 0 ? &limits : NULL);
@@ -185,7 +206,7 @@ static void results_repeat_bit_for_bit(void **unused) {
     options.pairs = 8;
     options.forms = FIXTURE_MIXED;
     struct fixture *fixture = fixture_open(&state, &options, 700);
-    fixture_add(fixture, &state, 41234, 1);
+    fixture_add(fixture, &state, many(41234, 1234), 1);
     fixture_add(fixture, &state, 700, 5);
     struct scene *scene = scene_open(rig, fixture, NULL);
     scene_attend(scene, rig->asynchronous);
@@ -196,7 +217,7 @@ static void results_repeat_bit_for_bit(void **unused) {
         assert_non_null(first[i]);
         memcpy(first[i], fixture->item[i].out, bytes);
     }
-    for (uint32_t again = 0; again < 20; again++) {
+    for (uint32_t again = 0; again < many(20, 3); again++) {
         scene_attend(scene, rig->asynchronous);
         for (uint32_t i = 0; i < 2; i++)
             assert_memory_equal(first[i], fixture->item[i].out,
@@ -211,13 +232,14 @@ static void results_repeat_bit_for_bit(void **unused) {
 /* The fixture's items, each many times over in one batch: warps go from segment to segment. */
 static void crowds_of_short_items_match(void **unused) {
     (void)unused;
-    static const uint32_t crowds[] = {30, 257, 2000};
+    const uint32_t crowds[] = {30, many(257, 57), many(2000, 100)};
     for (size_t trial = 0; trial < 2 * sizeof(crowds) / sizeof(crowds[0]); trial++) {
         struct fixture_options options = plain(64U << trial % 3, trial % 2 == 0 ? 3 : 8);
         options.pairs = (int)(trial * 3) - 1;
         struct fixture *fixture = fixture_open(&state, &options, 80);
         for (uint32_t i = 0; i < FIXTURE_ITEMS; i++)
-            fixture_add(fixture, &state, i == 0 ? 0 : 3 + fixture_pick(&state, i == 1 ? 3000 : 300), 1 + i % 3);
+            fixture_add(fixture, &state,
+                        i == 0 ? 0 : 3 + fixture_pick(&state, i == 1 ? many(3000, 300) : many(300, 100)), 1 + i % 3);
         struct scene *scene = scene_open(rig, fixture, NULL);
         uint32_t crowd = crowds[trial / 2];
         struct oscar_batch_limits limits = {.items = crowd, .rows = 3, .pages = (uint64_t)crowd * 50};
@@ -272,12 +294,12 @@ static void a_recording_follows_its_batch(void **unused) {
     options.pairs = 3;
     struct fixture *fixture = fixture_open(&state, &options, 80);
     for (uint32_t i = 0; i < FIXTURE_ITEMS; i++)
-        fixture_add(fixture, &state, 1 + fixture_pick(&state, i % 2 == 0 ? 5000 : 300), 1);
+        fixture_add(fixture, &state, 1 + fixture_pick(&state, i % 2 == 0 ? many(5000, 500) : 300), 1);
     const struct oscar_batch_limits limits = {.items = 64, .rows = 1, .pages = 4096};
     struct recorded recorded = {scene_open(rig, fixture, &limits)};
     struct scene *scene = recorded.scene;
     struct graph *graph = graph_record(rig, record_attend, &recorded);
-    for (uint32_t run = 0; run < 12; run++) {
+    for (uint32_t run = 0; run < many(12, 6); run++) {
         uint32_t items = fixture_pick(&state, FIXTURE_ITEMS + 1),
                  first = fixture_pick(&state, FIXTURE_ITEMS + 1 - items);
         rig_poison(rig, scene->out, scene->out_elements * sizeof(*scene->out));
@@ -483,6 +505,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_head_size_and_group_matches_the_oracle),
         cmocka_unit_test(lengths_around_a_page_match),
+        cmocka_unit_test(a_short_sequence_leaves_most_warps_idle),
         cmocka_unit_test(rows_see_no_later_token),
         cmocka_unit_test(centres_turn_with_the_position),
         cmocka_unit_test(a_million_positions_match),

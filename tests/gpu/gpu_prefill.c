@@ -26,6 +26,9 @@ static int close_rig(void **unused) {
 /* Of a long context. */
 static uint32_t tokens_of(uint32_t tokens) { return rig_small() ? tokens / 50 : tokens; }
 
+/* Of tokens, rows or trials that are many. */
+static uint32_t many(uint32_t count, uint32_t small) { return rig_small() ? small : count; }
+
 static void check(struct fixture *fixture, const struct oscar_batch_limits *limits) {
     struct scene *scene = scene_open(rig, fixture, limits);
     scene_attend(scene, fixture_pick(&state, 2) == 0 ? rig->synchronous : rig->asynchronous);
@@ -59,8 +62,8 @@ static void every_head_size_and_group_matches_the_oracle(void **unused) {
             options.kv_heads = 1 + g % 3;
             options.layers = 3 - g % 3;
             struct fixture *fixture = fixture_open(&state, &options, 16);
-            uint32_t rows = 17 + fixture_pick(&state, 60);
-            fixture_add(fixture, &state, rows + fixture_pick(&state, 400), rows);
+            uint32_t rows = 17 + fixture_pick(&state, many(60, 10));
+            fixture_add(fixture, &state, rows + fixture_pick(&state, many(400, 100)), rows);
             check(fixture, NULL);
         }
 }
@@ -82,7 +85,7 @@ static void prompts_without_a_prefix_match_around_a_page(void **unused) {
 static void decode_and_prefill_share_a_batch(void **unused) {
     (void)unused;
     const struct oscar_batch_limits limits = {.items = 300, .rows = 4096, .pages = 20000};
-    for (uint32_t trial = 0; trial < 6; trial++) {
+    for (uint32_t trial = 0; trial < many(6, 3); trial++) {
         struct fixture_options options = plain(64U << trial % 3, 1 + fixture_pick(&state, 8));
         options.pairs = (int)fixture_pick(&state, 18) - 1;
         options.forms = (enum fixture_forms)fixture_pick(&state, 3);
@@ -91,7 +94,7 @@ static void decode_and_prefill_share_a_batch(void **unused) {
         fixture_add(fixture, &state, 64 * 3, 17);
         fixture_add(fixture, &state, 0, 1 + fixture_pick(&state, 100));
         fixture_add(fixture, &state, 16 + fixture_pick(&state, 300), 16);
-        fixture_add(fixture, &state, 300 + fixture_pick(&state, 300), 17 + fixture_pick(&state, 200));
+        fixture_add(fixture, &state, 300 + fixture_pick(&state, 300), 17 + fixture_pick(&state, many(200, 40)));
         fixture_add(fixture, &state, 64 * 4 + 1, 65);
         check(fixture, trial % 2 == 0 ? &limits : NULL);
     }
@@ -106,7 +109,7 @@ static void centres_turn_with_the_position(void **unused) {
         options.forms = FIXTURE_MIXED;
         struct fixture *fixture = fixture_open(&state, &options, 64);
         uint32_t rows = 17 + fixture_pick(&state, 40);
-        fixture_add(fixture, &state, 1000 + fixture_pick(&state, 2500), rows);
+        fixture_add(fixture, &state, many(1000, 100) + fixture_pick(&state, many(2500, 400)), rows);
         check(fixture, NULL);
     }
 }
@@ -120,7 +123,7 @@ static void a_prefix_of_thousands_of_packed_tokens_matches(void **unused) {
     options.distinct = 12;
     struct fixture *fixture = fixture_open(&state, &options, 160);
     fixture_add(fixture, &state, 100 + tokens_of(7000 + fixture_pick(&state, 3000)), 100);
-    fixture_add(fixture, &state, 2000 + fixture_pick(&state, 1000), 17);
+    fixture_add(fixture, &state, many(2000, 200) + fixture_pick(&state, 1000), 17);
     check(fixture, NULL);
 }
 
@@ -169,14 +172,15 @@ static void sharp_softmaxes_match(void **unused) {
         options.key_size = sizes[i][0];
         options.query_size = sizes[i][1];
         struct fixture *fixture = fixture_open(&state, &options, 16);
-        fixture_add(fixture, &state, 300 + fixture_pick(&state, 500), 17 + fixture_pick(&state, 100));
+        fixture_add(fixture, &state, 300 + fixture_pick(&state, many(500, 100)),
+                    17 + fixture_pick(&state, many(100, 20)));
         check(fixture, NULL);
     }
 }
 
 static void random_batches_match(void **unused) {
     (void)unused;
-    for (uint32_t trial = 0; trial < (rig_small() ? 6 : 20); trial++) {
+    for (uint32_t trial = 0; trial < many(20, 4); trial++) {
         struct fixture_options options = plain(64U << fixture_pick(&state, 3), 1 + fixture_pick(&state, 9));
         options.kv_heads = 1 + fixture_pick(&state, 3);
         options.layers = 1 + fixture_pick(&state, 3);
@@ -186,8 +190,8 @@ static void random_batches_match(void **unused) {
         struct fixture *fixture = fixture_open(&state, &options, 32);
         uint32_t items = 1 + fixture_pick(&state, 3);
         for (uint32_t i = 0; i < items; i++) {
-            uint32_t rows = 17 + fixture_pick(&state, 150);
-            fixture_add(fixture, &state, rows + fixture_pick(&state, 600), rows);
+            uint32_t rows = 17 + fixture_pick(&state, many(150, 60));
+            fixture_add(fixture, &state, rows + fixture_pick(&state, many(600, 200)), rows);
         }
         check(fixture, NULL);
     }
@@ -199,7 +203,7 @@ static void results_repeat_bit_for_bit(void **unused) {
     options.pairs = 8;
     options.forms = FIXTURE_MIXED;
     struct fixture *fixture = fixture_open(&state, &options, 64);
-    fixture_add(fixture, &state, 3000, 300);
+    fixture_add(fixture, &state, many(3000, 400), many(300, 80));
     fixture_add(fixture, &state, 700, 40);
     struct scene *scene = scene_open(rig, fixture, NULL);
     scene_attend(scene, rig->asynchronous);
@@ -210,7 +214,7 @@ static void results_repeat_bit_for_bit(void **unused) {
         assert_non_null(first[i]);
         memcpy(first[i], fixture->item[i].out, bytes);
     }
-    for (uint32_t again = 0; again < 3; again++) {
+    for (uint32_t again = 0; again < many(3, 2); again++) {
         scene_attend(scene, rig->asynchronous);
         for (uint32_t i = 0; i < 2; i++)
             assert_memory_equal(first[i], fixture->item[i].out,
