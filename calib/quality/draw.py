@@ -29,7 +29,7 @@ def picture(rows):
     contexts = sorted({row["context"] for row in rows})
     step = len(contexts) * BAR + GAP
     bottom = TOP + len(methods) * step
-    parts = [text(LEFT, 14, "KL to BF16, nats a token")]
+    parts = ['<rect width="100%" height="100%" fill="white"/>', text(LEFT, 14, "KL to BF16, nats a token")]
     for index, context in enumerate(contexts):
         x = LEFT + 200 + 90 * index
         parts.append(f'<rect x="{x}" y="5" width="10" height="10" fill="{COLOURS[index % 3]}"/>')
