@@ -111,11 +111,14 @@ static void enter(void *kept, const void **ret_stack, size_t *ret_bytes) {
 #define BACK_IN_SCHEDULER() enter(scheduler_asan, nullptr, nullptr)
 #define LEAVE_TO_SCHEDULER(kept) leave(kept, scheduler_stack, scheduler_bytes)
 #define BACK_IN_THREAD(kept) enter(kept, &scheduler_stack, &scheduler_bytes)
+/* run_thread, which never returned, left marks there. */
+#define FORGET_FRAME(top) ASAN_UNPOISON_MEMORY_REGION(static_cast<char *>(top) - 4096, 4096)
 #else
 #define LEAVE_TO_THREAD(thread) (void)0
 #define BACK_IN_SCHEDULER() (void)0
 #define LEAVE_TO_SCHEDULER(kept) (void)0
 #define BACK_IN_THREAD(kept) (void)0
+#define FORGET_FRAME(top) (void)0
 #endif
 
 static void resume(struct thread &thread) {
@@ -162,7 +165,9 @@ static void open_thread(unsigned i) {
         thread.stack = memory + GUARD_BYTES;
     }
     /* What emulation_switch takes: six registers and where it returns to, as if called from there. */
-    void **top = reinterpret_cast<void **>(static_cast<char *>(thread.stack) + STACK_BYTES) - 1;
+    char *end = static_cast<char *>(thread.stack) + STACK_BYTES;
+    FORGET_FRAME(end);
+    void **top = reinterpret_cast<void **>(end) - 1;
     *top = nullptr;
     *--top = reinterpret_cast<void *>(run_thread);
     for (int i = 0; i < 6; i++)
