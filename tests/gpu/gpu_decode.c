@@ -232,7 +232,7 @@ static void results_repeat_bit_for_bit(void **unused) {
 /* The fixture's items, each many times over in one batch: warps go from segment to segment. */
 static void crowds_of_short_items_match(void **unused) {
     (void)unused;
-    const uint32_t crowds[] = {30, many(257, 57), many(2000, 100)};
+    const uint32_t crowds[] = {many(30, 9), many(257, 20), many(2000, 40)};
     for (size_t trial = 0; trial < 2 * sizeof(crowds) / sizeof(crowds[0]); trial++) {
         struct fixture_options options = plain(64U << trial % 3, trial % 2 == 0 ? 3 : 8);
         options.pairs = (int)(trial * 3) - 1;
