@@ -17,8 +17,8 @@ struct rig {
 };
 
 bool rig_on_gpu(void); /* whether the backend under test is cuda */
-/* Whether OSCAR_TEST_SMALL is set: compute-sanitizer makes kernels a hundred times slower, so what is done in bulk, or takes many GiB,
- * is to be as small as on the host. */
+/* Whether OSCAR_TEST_SMALL is set: under compute-sanitizer and emulated on a CPU kernels are a hundred times slower, so what is
+ * done in bulk, or takes many GiB, is to be small. */
 bool rig_small(void);
 
 struct rig *rig_open(void);
