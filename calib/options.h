@@ -47,8 +47,8 @@ struct calib_options {
     const char *svg;
     bool json;
     uint32_t hadamard_layers, hadamard_head_dim;
-    uint32_t kv_heads;           /* hadamard, import; 0: not given */
-    const char *k_file, *v_file; /* import: NULL, or a side's file */
+    uint32_t kv_heads;            /* hadamard, import; 0: not given */
+    const char *k_file, *v_file;  /* import: NULL, or a side's file */
     const char *const *arguments; /* captures, or the file */
     size_t argument_count;
 };

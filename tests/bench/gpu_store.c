@@ -153,7 +153,8 @@ void bench_gpu_store(struct gpu_bench *gpu) {
     for (uint32_t i = 0; i < 2; i++)
         measure_kind(gpu, bench, &kinds[i]);
     double inspected = gpu_time_calls(gpu, inspect, bench, 1);
-    const double bytes = (double)(PAGES * bench->page_bytes);
+    const uint64_t page_bytes = PAGES * bench->page_bytes;
+    const double bytes = (double)page_bytes;
     report_row(gpu->report, "inspect_128_pages", inspected * 1e3, "us");
     report_row(gpu->report, "inspect_rate", bytes / inspected * 1e-6, "GB/s");
     report_row(gpu->report, "inspect_of_read", 100 * bytes / gpu->read_bytes_ms / inspected, "%");

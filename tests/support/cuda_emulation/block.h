@@ -78,9 +78,9 @@ void copies_finish(size_t pending);                                /* all but so
 void copies_finish_all();
 
 /* Barriers of bulk copies, 8 bytes of shared memory, for one arrival a phase. */
-void copy_barrier_open(uint32_t barrier, const place &here);
-void copy_barrier_expect(uint32_t barrier, uint32_t bytes, const place &here);
-void copy_barrier_wait(uint32_t barrier, uint32_t parity, const place &here);
+void copy_barrier_open(uint32_t address, const place &here);
+void copy_barrier_expect(uint32_t address, uint32_t bytes, const place &here);
+void copy_barrier_wait(uint32_t address, uint32_t parity, const place &here);
 void copy_bulk_later(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, const place &here);
 
 } // namespace emulated

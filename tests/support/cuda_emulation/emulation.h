@@ -43,8 +43,8 @@ struct emulated_module {
 /* By a module's constructor. */
 void emulation_add(struct emulated_module *module);
 
-/* NULL: there is none. */
-const struct emulated_kernel *emulation_find(const char *module, int architecture, const char *name);
+/* In the module of that name; NULL: there is none. */
+const struct emulated_kernel *emulation_find(const char *name, int architecture, const char *kernel);
 
 struct emulated_launch {
     const struct emulated_kernel *kernel;
@@ -55,7 +55,7 @@ struct emulated_launch {
 };
 
 /* Runs all blocks. One launch at a time: others wait. */
-void emulation_run(const struct emulated_launch *launch);
+void emulation_run(const struct emulated_launch *to_run);
 
 #ifdef __cplusplus
 }

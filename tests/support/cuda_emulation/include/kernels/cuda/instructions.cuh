@@ -136,7 +136,7 @@ template <class Type, unsigned REGISTERS>
 static inline void emulated_multiply(typename Type::result (&d)[4], const uint32_t (&a)[REGISTERS],
                                      const uint32_t (&b)[REGISTERS / 2], const typename Type::result (&c)[4],
                                      const emulated::place &here) {
-    constexpr unsigned each = Type::each, depth = REGISTERS / 2 * 4 * each;
+    static constexpr unsigned each = Type::each, depth = REGISTERS / 2 * 4 * each;
     struct share {
         uint32_t a[REGISTERS], b[REGISTERS / 2];
         typename Type::result c[4];
