@@ -214,10 +214,9 @@ struct oscar_batch_impl {
     struct oscar_device *device;
     struct oscar_geometry geometry;
     struct oscar_batch_limits limits;
-    struct cuda_batch_view view;                 /* of device memory; passed to kernels by value */
-    CUdeviceptr memory;                          /* header, plan of decode, items, entries */
-    CUdeviceptr decode_scratch, prefill_scratch; /* made by cuda_decode_scratch, cuda_prefill_scratch */
-    uint64_t decode_scratch_bytes, prefill_scratch_bytes;
+    struct cuda_batch_view view; /* of device memory; passed to kernels by value */
+    CUdeviceptr memory;          /* header, plan of decode, items, entries */
+    CUdeviceptr decode_scratch;  /* partial results, and counters that are zero between launches */
     struct cuda_decode_shape decode_shape;
     CUdeviceptr decode_plan;      /* in `memory` */
     struct cuda_staging *staging; /* batch.c: pinned copies on their way */
@@ -225,10 +224,7 @@ struct oscar_batch_impl {
 
 /* Sets the batch's decode_shape, from its device, geometry and limits. */
 void cuda_decode_prepare(struct oscar_batch_impl *batch);
-/* Bytes of device memory that the kernels of a batch need beside it; batch.c allocates them, zeroed. */
-uint64_t cuda_decode_scratch_bytes(struct oscar_device *device, const struct oscar_geometry *geometry,
-                                   const struct oscar_batch_limits *limits);
-uint64_t cuda_prefill_scratch_bytes(struct oscar_device *device, const struct oscar_geometry *geometry,
-                                    const struct oscar_batch_limits *limits);
+/* Bytes of device memory that decode needs beside a prepared batch; batch.c allocates them, zeroed. Prefill needs none. */
+uint64_t cuda_decode_scratch_bytes(const struct oscar_batch_impl *batch);
 
 #endif

@@ -39,7 +39,7 @@ static void take_apart(struct oscar_batch_impl *batch) {
         if (batch->staging->copy[i].memory)
             (void)driver->cuMemFreeHost(batch->staging->copy[i].memory);
     }
-    const CUdeviceptr memory[] = {batch->memory, batch->decode_scratch, batch->prefill_scratch};
+    const CUdeviceptr memory[] = {batch->memory, batch->decode_scratch};
     for (uint32_t i = 0; i < sizeof(memory) / sizeof(*memory); i++)
         if (memory[i])
             (void)driver->cuMemFree(memory[i]);
@@ -90,17 +90,13 @@ static int make_memory(struct oscar_batch_impl *batch, struct oscar_cause *cause
     struct oscar_device *device = batch->device;
     struct cuda_staging *staging = batch->staging;
     cuda_decode_prepare(batch);
-    batch->decode_scratch_bytes = cuda_decode_scratch_bytes(device, &batch->geometry, &batch->limits);
-    batch->prefill_scratch_bytes = cuda_prefill_scratch_bytes(device, &batch->geometry, &batch->limits);
     size_t plan_at = round_up(sizeof(struct cuda_batch_header));
     staging->items_at = plan_at + round_up(cuda_decode_plan_bytes(&batch->decode_shape));
     staging->entries_at = staging->items_at + round_up(batch->limits.items * sizeof(struct cuda_batch_item));
     size_t bytes = staging->entries_at + batch->limits.pages * sizeof(cuda_page);
     int r = zeroed(device, bytes, &batch->memory, cause);
     if (r == 0)
-        r = zeroed(device, batch->decode_scratch_bytes, &batch->decode_scratch, cause);
-    if (r == 0)
-        r = zeroed(device, batch->prefill_scratch_bytes, &batch->prefill_scratch, cause);
+        r = zeroed(device, cuda_decode_scratch_bytes(batch), &batch->decode_scratch, cause);
     if (r == 0)
         r = open_copies(batch, bytes, cause);
     if (r == 0)

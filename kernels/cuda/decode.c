@@ -60,12 +60,6 @@ void cuda_decode_close(struct oscar_device *device) {
 
 /* --- attention -------------------------------------------------------------------------------------------------------------- */
 
-static struct cuda_decode_shape shape_of(const struct oscar_device *device, const struct oscar_geometry *geometry,
-                                         const struct oscar_batch_limits *limits) {
-    return cuda_decode_shape_of((uint32_t)device->processors, (uint32_t)device->shared_bytes, geometry->head_dim,
-                                geometry->kv_heads, geometry->query_heads / geometry->kv_heads, limits->rows);
-}
-
 /* Columns that each slice of each KV head may leave two parts of. */
 static uint64_t slice_columns(const struct oscar_geometry *geometry, const struct cuda_decode_shape *shape) {
     return (uint64_t)geometry->kv_heads * shape->slices * shape->columns;
@@ -75,14 +69,16 @@ static uint64_t partials_bytes(const struct oscar_geometry *geometry, const stru
     return 2 * slice_columns(geometry, shape) * CUDA_DECODE_PARTIAL_FLOATS(geometry->head_dim) * sizeof(float);
 }
 
-uint64_t cuda_decode_scratch_bytes(struct oscar_device *device, const struct oscar_geometry *geometry,
-                                   const struct oscar_batch_limits *limits) {
-    struct cuda_decode_shape shape = shape_of(device, geometry, limits);
-    return partials_bytes(geometry, &shape) + slice_columns(geometry, &shape) * sizeof(uint32_t);
+uint64_t cuda_decode_scratch_bytes(const struct oscar_batch_impl *batch) {
+    return partials_bytes(&batch->geometry, &batch->decode_shape) +
+           slice_columns(&batch->geometry, &batch->decode_shape) * sizeof(uint32_t);
 }
 
 void cuda_decode_prepare(struct oscar_batch_impl *batch) {
-    batch->decode_shape = shape_of(batch->device, &batch->geometry, &batch->limits);
+    const struct oscar_geometry *geometry = &batch->geometry;
+    batch->decode_shape = cuda_decode_shape_of(
+        (uint32_t)batch->device->processors, (uint32_t)batch->device->shared_bytes, geometry->head_dim,
+        geometry->kv_heads, geometry->query_heads / geometry->kv_heads, batch->limits.rows);
 }
 
 int cuda_decode_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,

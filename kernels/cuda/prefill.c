@@ -97,12 +97,3 @@ int cuda_prefill_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_im
                                                              stream->stream, (void *[]){&params}, NULL),
                               names[function], NULL);
 }
-
-/* Blocks keep what they need in registers and shared memory. */
-uint64_t cuda_prefill_scratch_bytes(struct oscar_device *device, const struct oscar_geometry *geometry,
-                                    const struct oscar_batch_limits *limits) {
-    (void)device;
-    (void)geometry;
-    (void)limits;
-    return 0;
-}
