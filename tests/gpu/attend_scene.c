@@ -85,8 +85,8 @@ struct scene *scene_open(struct rig *rig, struct fixture *fixture, const struct 
         needed.pages += (fixture->item[i].tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
     }
     struct oscar_cause cause = {""};
-    if (rig->ops->calibration_load(rig->device, &fixture->geometry, &fixture->calibration, &cause) < 0 ||
-        rig->ops->batch_open(rig->device, &fixture->geometry, limits ? limits : &needed, &scene->batch, &cause) < 0)
+    rig_calibration_load(rig, &fixture->geometry, &fixture->calibration);
+    if (rig->ops->batch_open(rig->device, &fixture->geometry, limits ? limits : &needed, &scene->batch, &cause) < 0)
         fail_msg("%s", cause.text);
     return scene;
 }
@@ -213,4 +213,24 @@ double scene_check(struct scene *scene, double bound) {
     }
     check_gaps(scene);
     return worst;
+}
+
+void scene_check_repeats(struct scene *scene, struct oscar_stream_impl *stream, uint32_t times) {
+    const struct fixture *fixture = scene->fixture;
+    uint16_t *first[FIXTURE_ITEMS];
+    size_t bytes[FIXTURE_ITEMS];
+    scene_attend(scene, stream);
+    for (uint32_t i = 0; i < fixture->args.items; i++) {
+        bytes[i] = fixture_out_elements(fixture, &fixture->item[i]) * sizeof(uint16_t);
+        first[i] = malloc(bytes[i]);
+        assert_non_null(first[i]);
+        memcpy(first[i], fixture->item[i].out, bytes[i]);
+    }
+    for (uint32_t again = 0; again < times; again++) {
+        scene_attend(scene, stream);
+        for (uint32_t i = 0; i < fixture->args.items; i++)
+            assert_memory_equal(first[i], fixture->item[i].out, bytes[i]);
+    }
+    for (uint32_t i = 0; i < fixture->args.items; i++)
+        free(first[i]);
 }

@@ -33,5 +33,7 @@ void scene_attend(struct scene *scene, struct oscar_stream_impl *stream);
 /* Fails the test where an output or a log-sum-exp of the fixture is off by more than `bound` (as fixture_check measures it), or
  * where bytes between the rows were touched. Returns the largest error. */
 double scene_check(struct scene *scene, double bound);
+/* Attends, and `times` times again: the outputs of all items are the same bits each time. */
+void scene_check_repeats(struct scene *scene, struct oscar_stream_impl *stream, uint32_t times);
 
 #endif

@@ -209,22 +209,7 @@ static void results_repeat_bit_for_bit(void **unused) {
     fixture_add(fixture, &state, many(41234, 1234), 1);
     fixture_add(fixture, &state, 700, 5);
     struct scene *scene = scene_open(rig, fixture, NULL);
-    scene_attend(scene, rig->asynchronous);
-    uint16_t *first[2];
-    for (uint32_t i = 0; i < 2; i++) {
-        size_t bytes = fixture_out_elements(fixture, &fixture->item[i]) * sizeof(uint16_t);
-        first[i] = malloc(bytes);
-        assert_non_null(first[i]);
-        memcpy(first[i], fixture->item[i].out, bytes);
-    }
-    for (uint32_t again = 0; again < many(20, 3); again++) {
-        scene_attend(scene, rig->asynchronous);
-        for (uint32_t i = 0; i < 2; i++)
-            assert_memory_equal(first[i], fixture->item[i].out,
-                                fixture_out_elements(fixture, &fixture->item[i]) * sizeof(uint16_t));
-    }
-    for (uint32_t i = 0; i < 2; i++)
-        free(first[i]);
+    scene_check_repeats(scene, rig->asynchronous, many(20, 3));
     scene_close(scene);
     fixture_close(fixture);
 }

@@ -35,11 +35,7 @@ static int close_rig(void **state) {
 
 static uint32_t below(uint32_t bound) { return kernel_random_below(&source, bound); }
 
-static void load(const struct kernel_model *model) {
-    struct oscar_cause cause = {""};
-    if (rig->ops->calibration_load(rig->device, &model->geometry, &model->calibration, &cause) < 0)
-        fail_msg("calibration_load: %s", cause.text);
-}
+static void load(const struct kernel_model *model) { rig_calibration_load(rig, &model->geometry, &model->calibration); }
 
 static void unload(const struct kernel_model *model) { rig->ops->calibration_unload(rig->device, &model->calibration); }
 

@@ -38,12 +38,6 @@ static int close_rig(void **state) {
 
 static uint32_t below(uint32_t bound) { return kernel_random_below(&source, bound); }
 
-static void load(const struct oscar_geometry *geometry, const struct oscar_calibration *calibration) {
-    struct oscar_cause cause = {""};
-    if (rig->ops->calibration_load(rig->device, geometry, calibration, &cause) < 0)
-        fail_msg("calibration_load: %s", cause.text);
-}
-
 /* ---- models, tensors and pages ---- */
 
 enum kind { HADAMARD, MATRIX, MIXED /* K by matrices, V by Hadamard */, KINDS };
@@ -61,7 +55,7 @@ static struct kernel_model *open_model(uint32_t d, uint32_t layers, uint32_t kv_
         for (uint32_t i = 0; i < layers * kv_heads; i++)
             model->calibration.heads[i].rotation_v = NULL;
     }
-    load(&model->geometry, &model->calibration);
+    rig_calibration_load(rig, &model->geometry, &model->calibration);
     return model;
 }
 
@@ -405,7 +399,7 @@ static void offsets_go_beyond_32_bits(void **state) {
     assert_int_equal(page_bytes, UINT64_C(1) << 31);
     struct oscar_calibration *calibration;
     assert_int_equal(oscar_calibration_default(&geometry, &calibration, NULL), 0);
-    load(&geometry, calibration);
+    rig_calibration_load(rig, &geometry, calibration);
     struct oscar_chunk *chunk;
     assert_int_equal(rig->ops->chunk_create(rig->device, four_gib + page_bytes, &chunk, NULL), 0);
     uint8_t *memory = rig->ops->chunk_address(chunk), *page = memory + four_gib;

@@ -143,3 +143,10 @@ int rig_wait(struct rig *rig, struct oscar_stream_impl *stream) {
         fail_msg("work of a stream is not done after a minute");
     return r;
 }
+
+void rig_calibration_load(struct rig *rig, const struct oscar_geometry *geometry,
+                          const struct oscar_calibration *calibration) {
+    struct oscar_cause cause = {""};
+    if (rig->ops->calibration_load(rig->device, geometry, calibration, &cause) < 0)
+        fail_msg("calibration_load: %s", cause.text);
+}

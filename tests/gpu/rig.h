@@ -37,6 +37,10 @@ void rig_read(struct rig *rig, void *ret_bytes, const void *memory, size_t count
 /* Device memory that holds a copy of the bytes. */
 void *rig_upload(struct rig *rig, const void *bytes, size_t count);
 
+/* The calibration outlives it; unloaded by ops->calibration_unload. */
+void rig_calibration_load(struct rig *rig, const struct oscar_geometry *geometry,
+                          const struct oscar_calibration *calibration);
+
 /* Waits for a stream and returns what its work came to; fails when that takes a minute. */
 int rig_wait(struct rig *rig, struct oscar_stream_impl *stream);
 
