@@ -6,6 +6,7 @@
 #include "proto/calibration.h"
 #include "proto/geometry.h"
 #include "tests/bench/gpu_bench.h"
+#include "tests/bench/noise.h"
 
 #define PAGES 1600U
 #define PAIRS 16U
@@ -33,15 +34,6 @@ static void *take(size_t bytes) {
     return memory;
 }
 
-static float noise(uint64_t *state) {
-    float sum = 0;
-    for (unsigned i = 0; i < 12; i++) {
-        *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407U;
-        sum += (float)(*state >> 40) * 0x1p-24F;
-    }
-    return sum - 6;
-}
-
 static void make_calibration(struct pack_bench *bench) {
     static const uint32_t layers = 36, kv_heads = 8, d = 128;
     static double omega[PAIRS];
@@ -57,12 +49,12 @@ static void make_calibration(struct pack_bench *bench) {
     bench->feedback = take(sizeof(float) * d * d);
     for (uint32_t i = 0; i < d; i++) {
         for (uint32_t j = 0; j < i; j++)
-            bench->feedback[i * d + j] = 0.05F * noise(&state);
+            bench->feedback[i * d + j] = 0.05F * bench_noise(&state);
         bench->feedback[i * d + i] = 1;
     }
     bench->centre = take(sizeof(float) * d * (1 + 2 * PAIRS));
     for (uint32_t i = 0; i < d * (1 + 2 * PAIRS); i++)
-        bench->centre[i] = noise(&state);
+        bench->centre[i] = bench_noise(&state);
     for (uint32_t i = 0; i < PAIRS; i++) {
         omega[i] = 1.0 / (1 + 7 * i);
         bench->pair[i] = (int32_t)i;

@@ -9,6 +9,7 @@
 
 #include "kernels/number.h"
 #include "proto/geometry.h"
+#include "tests/bench/noise.h"
 #include "tests/bench/samples.h"
 
 #define ROUNDS 9U
@@ -43,15 +44,6 @@ static void *take(size_t bytes) {
     return memory;
 }
 
-static float noise(uint64_t *state) {
-    float sum = 0;
-    for (unsigned i = 0; i < 12; i++) {
-        *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407U;
-        sum += (float)(*state >> 40) * 0x1p-24F;
-    }
-    return sum - 6;
-}
-
 static void open_bench(struct bench *bench) {
     static const uint32_t d = 128, layers = 4, kv_heads = 8;
     uint64_t state = 42;
@@ -71,11 +63,11 @@ static void open_bench(struct bench *bench) {
     size_t elements = (size_t)OSCAR_PAGE_TOKENS * PAGES * kv_heads * d;
     bench->rows = take(2 * elements * sizeof(uint16_t));
     for (size_t i = 0; i < 2 * elements; i++)
-        bench->rows[i] = oscar_bf16_from_float(noise(&state));
+        bench->rows[i] = oscar_bf16_from_float(bench_noise(&state));
     bench->feedback = take(sizeof(float) * d * d);
     for (uint32_t i = 0; i < d; i++) {
         for (uint32_t j = 0; j < i; j++)
-            bench->feedback[i * d + j] = 0.05F * noise(&state);
+            bench->feedback[i * d + j] = 0.05F * bench_noise(&state);
         bench->feedback[i * d + i] = 1;
     }
     bench->head = take(sizeof(*bench->head) * layers * kv_heads);
