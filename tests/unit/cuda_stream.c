@@ -304,18 +304,21 @@ static void nothing_waits_on_a_stream_that_is_captured(void **state) {
     (void)state;
     static oscar_fence_slot slot;
     struct oscar_stream_impl *synchronous = open_stream((struct oscar_stream_options){.threads = 1});
-    uint64_t from = 3, to = 0;
+    uint64_t from = 3, to = 0, another = 0;
     assert_int_equal(ops->fences_register(device, (void *)&slot, sizeof(slot), NULL), 0);
     fake->capturing = true; /* a query or an event on the stream would fail now */
     assert_int_equal(ops->stream_status(stream), 0);
     assert_int_equal(ops->stream_wait(stream, long_ns), OSCAR_ERR_STATE);
     assert_int_equal(ops->copy(stream, &to, &from, sizeof(to)), 0);
-    assert_int_equal(ops->copy(synchronous, &to, &from, sizeof(to)), 0);
+    assert_int_equal(ops->copy(synchronous, &another, &from, sizeof(another)), 0);
     assert_int_equal(ops->fence_signal(stream, &slot, 4), 0);
     assert_true(cuda_stream_capturing(stream));
     fake->capturing = false;
     assert_false(cuda_stream_capturing(stream));
     assert_int_equal(ops->stream_wait(stream, long_ns), 0);
+    assert_int_equal(ops->stream_wait(synchronous, long_ns), 0);
+    assert_int_equal(to, 3);
+    assert_int_equal(another, 3);
     ops->fences_unregister(device, (void *)&slot);
     ops->stream_close(synchronous);
 }
