@@ -32,6 +32,8 @@ struct fake_cuda {
     const char *failing; /* this function fails with `failure`; NULL: none */
     unsigned fail_at;    /* or the k-th call that may fail; 0: none */
     CUresult failure;
+    const char *counting; /* calls of this function are counted in `counted`; NULL: of none */
+    atomic_uint counted;
     CUresult sticky;      /* every call that needs a context fails with it */
     bool capturing;       /* all streams are */
     bool private_imports; /* an imported handle is of other memory */

@@ -70,6 +70,8 @@ static bool is_to_fail(const char *name) { return fake_cuda.failing && strcmp(fa
 
 CUresult fake_may_fail(const char *name) {
     unsigned call = atomic_fetch_add(&fake_cuda.calls, 1) + 1;
+    if (fake_cuda.counting && strcmp(fake_cuda.counting, name) == 0)
+        atomic_fetch_add(&fake_cuda.counted, 1);
     return is_to_fail(name) || call == fake_cuda.fail_at ? fail(name) : CUDA_SUCCESS;
 }
 
