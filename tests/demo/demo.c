@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The main job end to end: several worker processes share one prefix through oscard, the one that computed it is killed, and the
- * others do not notice. Their model is a replay of real activations, so every output can be compared with the exact one.
+ * others do not notice. Their model is a replay of real activations, so every output can be compared with the exact one. All of it
+ * is played twice: with a calibration that was fitted to the model, and with the default that knows nothing of it.
  *
- * usage: oscar_demo [--json] [--daemon PATH] [--oscarctl PATH] [--worker PATH] [--capture FILE] [--backend auto|host|cuda]
+ * usage: oscar_demo [--json] [--backend auto|host|cuda] [--capture FILE] [--calibration FILE] [--daemon PATH] [--oscarctl PATH]
+ *                   [--worker PATH]
  *
- * Exit status 0 only when everything was as it must be. With --json the last line is one JSON object.
+ * Exit status 0 only when everything was as it must be. With --json the last line is one JSON object: docs/DEMO.md names its keys.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "tests/demo/report.h"
@@ -26,16 +29,21 @@
 
 struct options {
     bool json;
-    const char *daemon, *oscarctl, *worker, *capture;
+    const char *daemon, *oscarctl, *worker, *capture, *calibration;
     const char *backend; /* auto, host or cuda: the daemon says what else is wrong with it */
 };
 
 static int parse(int argc, char **argv, struct options *options) {
     static const struct option names[] = {
-        {"json", no_argument, NULL, 'j'},           {"daemon", required_argument, NULL, 'd'},
-        {"oscarctl", required_argument, NULL, 'o'}, {"worker", required_argument, NULL, 'w'},
-        {"capture", required_argument, NULL, 'c'},  {"backend", required_argument, NULL, 'b'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+        {"json", no_argument, NULL, 'j'},
+        {"daemon", required_argument, NULL, 'd'},
+        {"oscarctl", required_argument, NULL, 'o'},
+        {"worker", required_argument, NULL, 'w'},
+        {"capture", required_argument, NULL, 'c'},
+        {"calibration", required_argument, NULL, 'f'},
+        {"backend", required_argument, NULL, 'b'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (option) {
@@ -54,13 +62,16 @@ static int parse(int argc, char **argv, struct options *options) {
         case 'c':
             options->capture = optarg;
             break;
+        case 'f':
+            options->calibration = optarg;
+            break;
         case 'b':
             options->backend = optarg;
             break;
         default:
             fprintf(option == 'h' ? stdout : stderr,
-                    "usage: oscar_demo [--json] [--daemon PATH] [--oscarctl PATH] [--worker PATH] "
-                    "[--capture FILE] [--backend auto|host|cuda]\n");
+                    "usage: oscar_demo [--json] [--backend auto|host|cuda] [--capture FILE] [--calibration FILE]\n"
+                    "                  [--daemon PATH] [--oscarctl PATH] [--worker PATH]\n");
             return option == 'h' ? 1 : -1;
         }
     }
@@ -90,27 +101,50 @@ static int64_t dense_page_bytes(const struct oscar_geometry *geometry) {
     return (int64_t)geometry->layers * geometry->kv_heads * geometry->head_dim * OSCAR_PAGE_TOKENS * 2 /* K, V */ * 2;
 }
 
-static int run(const struct options *options, const struct replay *replay) {
-    char settings[256];
-    snprintf(settings, sizeof(settings), "[device]\nbackend = %s\n[memory]\n" MEMORY, options->backend);
-    struct scene scene = {.daemon = {.oscard = options->daemon, .oscarctl = options->oscarctl, .settings = settings},
-                          .worker_program = options->worker,
-                          .capture = options->capture,
-                          .dense_page_bytes = dense_page_bytes(replay_geometry(replay))};
-    int r = private_daemon_start(&scene.daemon);
+static int64_t file_bytes(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 ? status.st_size : 0;
+}
+
+/* One daemon, and all that happens on it, into `scene`. */
+static int play(const struct options *options, const struct replay *replay, const char *calibration, char *settings,
+                struct scene *scene) {
+    *scene = (struct scene){.daemon = {.oscard = options->daemon, .oscarctl = options->oscarctl, .settings = settings},
+                            .worker_program = options->worker,
+                            .capture = options->capture,
+                            .calibration = calibration,
+                            .dense_page_bytes = dense_page_bytes(replay_geometry(replay))};
+    int r = private_daemon_start(&scene->daemon);
     if (r == 0)
-        r = scene_play(&scene);
+        r = scene_play(scene);
+    if (private_daemon_stop(&scene->daemon) < 0)
+        r = -1;
+    scene_end(scene);
+    private_daemon_end(&scene->daemon);
+    return r;
+}
+
+/* `calibration` is an absolute path. */
+static int run(const struct options *options, const struct replay *replay, const char *calibration) {
+    const char *name = strrchr(calibration, '/') + 1;
+    struct result result = {.calibration_bytes = file_bytes(calibration)};
+    char *settings;
+    if (asprintf(&settings, "[device]\nbackend = %s\n[memory]\n" MEMORY "[calibration]\ndirectory = %.*s\n",
+                 options->backend, (int)(name - calibration), calibration) < 0)
+        return EXIT_WRONG;
+    int r = play(options, replay, name, settings, &result.fitted);
+    if (r == 0)
+        r = play(options, replay, NULL, settings, &result.hadamard);
     bool good = r == 0;
     if (good) {
-        report_print(&scene, replay);
-        printf("oscarctl stats, before B and C left\n%s\n", scene.stats_table);
-        good = report_verdict(&scene);
+        report_print(&result, replay);
+        good = report_verdict(&result);
+        if (options->json)
+            report_print_json(&result);
     }
-    good = private_daemon_stop(&scene.daemon) == 0 && good;
-    if (r == 0 && options->json)
-        report_print_json(&scene);
-    scene_end(&scene);
-    private_daemon_end(&scene.daemon);
+    scene_free(&result.hadamard);
+    scene_free(&result.fitted);
+    free(settings);
     return no_process_is_left() && good ? EXIT_SUCCESS : EXIT_WRONG;
 }
 
@@ -119,7 +153,8 @@ int main(int argc, char **argv) {
                               .daemon = DEMO_DAEMON,
                               .oscarctl = DEMO_OSCARCTL,
                               .worker = DEMO_WORKER,
-                              .capture = DEMO_CAPTURE};
+                              .capture = DEMO_CAPTURE,
+                              .calibration = DEMO_CALIBRATION};
     int r = parse(argc, argv, &options);
     if (r != 0)
         return r > 0 ? EXIT_SUCCESS : EXIT_USAGE;
@@ -130,7 +165,13 @@ int main(int argc, char **argv) {
         fprintf(stderr, "demo: %s\n", why);
         return EXIT_USAGE;
     }
-    int status = run(&options, replay);
+    int status = EXIT_USAGE;
+    char *calibration = realpath(options.calibration, NULL);
+    if (calibration != NULL)
+        status = run(&options, replay, calibration);
+    else
+        fprintf(stderr, "demo: cannot read %s: %m\n", options.calibration);
+    free(calibration);
     replay_free(replay);
     return status;
 }

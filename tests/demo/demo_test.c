@@ -49,10 +49,12 @@ static int finish(struct worker_process *demo, char *ret_last, size_t size) {
     return status;
 }
 
-static const struct {
-    const char *key;
+struct key {
+    const char *name;
     json_type type;
-} keys[] = {
+};
+
+static const struct key keys[] = {
     {"backend", JSON_STRING},
     {"device", JSON_STRING},
     {"workers", JSON_INTEGER},
@@ -68,8 +70,37 @@ static const struct {
     {"bits_per_element", JSON_REAL},
     {"leaked_bytes", JSON_INTEGER},
     {"survived_kill", JSON_TRUE},
+    {"calibration", JSON_STRING},
+    {"calibration_bytes", JSON_INTEGER},
+    {"hadamard", JSON_OBJECT},
 };
-#define KEYS (sizeof(keys) / sizeof(keys[0]))
+
+static const struct key keys_beside[] = {
+    {"bytes_stored", JSON_INTEGER}, {"bits_per_element", JSON_REAL},  {"rel_err_mean", JSON_REAL},
+    {"rel_err_max", JSON_REAL},     {"rel_err_dense_max", JSON_REAL}, {"attach_us_p50", JSON_REAL},
+};
+
+static void assert_has_keys(const json_t *object, const struct key *expected, size_t count) {
+    assert_int_equal(json_object_size(object), count);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_object_get(object, expected[i].name);
+        if (value == NULL || json_typeof(value) != expected[i].type)
+            fail_msg("%s is not there, or of another type", expected[i].name);
+    }
+}
+
+static double number(const json_t *object, const char *key) { return json_number_value(json_object_get(object, key)); }
+
+/* The fitted calibration errs clearly less, in the same bytes. */
+static void assert_fitted_is_better(const json_t *fitted) {
+    const json_t *hadamard = json_object_get(fitted, "hadamard");
+    assert_true(number(fitted, "rel_err_mean") > 0);
+    assert_true(2 * number(fitted, "rel_err_mean") < number(hadamard, "rel_err_mean"));
+    assert_true(number(fitted, "rel_err_max") < number(hadamard, "rel_err_max"));
+    assert_true(number(fitted, "bits_per_element") <= number(hadamard, "bits_per_element"));
+    assert_true(number(fitted, "bytes_stored") <= number(hadamard, "bytes_stored"));
+    assert_true(number(fitted, "calibration_bytes") > 0);
+}
 
 static void its_last_line_holds_these_keys_and_all_is_well(void **state) {
     (void)state;
@@ -80,16 +111,13 @@ static void its_last_line_holds_these_keys_and_all_is_well(void **state) {
     json_error_t error;
     json_t *line = json_loads(last, 0, &error);
     assert_non_null(line);
-    assert_int_equal(json_object_size(line), KEYS);
-    for (size_t i = 0; i < KEYS; i++) {
-        const json_t *value = json_object_get(line, keys[i].key);
-        if (value == NULL || json_typeof(value) != keys[i].type)
-            fail_msg("%s is not there, or of another type: %s", keys[i].key, last);
-    }
+    assert_has_keys(line, keys, sizeof(keys) / sizeof(keys[0]));
+    assert_has_keys(json_object_get(line, "hadamard"), keys_beside, sizeof(keys_beside) / sizeof(keys_beside[0]));
     assert_int_equal(json_integer_value(json_object_get(line, "hit_tokens")),
                      json_integer_value(json_object_get(line, "prefix_tokens")));
     assert_int_equal(json_integer_value(json_object_get(line, "leaked_bytes")), 0);
     assert_true(json_real_value(json_object_get(line, "dedup_ratio")) > 2);
+    assert_fitted_is_better(line);
     json_decref(line);
     assert_int_equal(entries(), 0);
 }
@@ -119,9 +147,23 @@ static void a_daemon_that_does_not_start_is_a_failure_that_leaves_nothing_behind
     int status = finish(&demo, last, sizeof(last));
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     assert_int_equal(entries(), 0);
-    start_demo(&demo, "--capture", "/absent");
-    status = finish(&demo, last, sizeof(last));
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    static const char *const files[] = {"--capture", "--calibration"};
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        start_demo(&demo, files[i], "/absent");
+        status = finish(&demo, last, sizeof(last));
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+        assert_int_equal(entries(), 0);
+    }
+}
+
+/* The calibration of all layers of the model does not fit the three that were captured: the daemon refuses it by name. */
+static void a_calibration_of_another_shape_is_a_failure_that_leaves_nothing_behind(void **state) {
+    (void)state;
+    struct worker_process demo;
+    char last[LINE_BYTES];
+    start_demo(&demo, "--calibration", OSCAR_TEST_DATA "/smollm2-135m/calibration.safetensors");
+    int status = finish(&demo, last, sizeof(last));
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     assert_int_equal(entries(), 0);
 }
 
@@ -141,6 +183,7 @@ int main(void) {
         cmocka_unit_test(its_last_line_holds_these_keys_and_all_is_well),
         cmocka_unit_test(an_interrupted_demo_leaves_nothing_behind),
         cmocka_unit_test(a_daemon_that_does_not_start_is_a_failure_that_leaves_nothing_behind),
+        cmocka_unit_test(a_calibration_of_another_shape_is_a_failure_that_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, make_directory, remove_directory);
 }

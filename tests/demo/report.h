@@ -8,9 +8,15 @@
 #include "tests/demo/scene.h"
 #include "tests/support/replay.h"
 
-void report_print(const struct scene *scene, const struct replay *replay);
-void report_print_json(const struct scene *scene); /* one line */
+/* The same story twice: with a calibration that was fitted to the model, and with the default, which needs no file. */
+struct result {
+    struct scene fitted, hadamard;
+    int64_t calibration_bytes; /* of the fitted one's file */
+};
+
+void report_print(const struct result *result, const struct replay *replay);
+void report_print_json(const struct result *result); /* one line */
 /* Whether everything went as it must; what did not is reported on standard error. */
-bool report_verdict(const struct scene *scene);
+bool report_verdict(const struct result *result);
 
 #endif

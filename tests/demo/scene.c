@@ -27,16 +27,17 @@ static double now_ms(void) {
 }
 
 static int start_worker(struct scene *scene, struct worker_process *worker, const char *name, const char *branch) {
-    const char *argv[] = {scene->worker_program,
-                          "--socket",
-                          scene->daemon.socket,
-                          "--capture",
-                          scene->capture,
-                          "--name",
-                          name,
-                          branch != NULL ? "--branch" : NULL,
-                          branch,
-                          NULL};
+    const char *argv[12] = {
+        scene->worker_program, "--socket", scene->daemon.socket, "--capture", scene->capture, "--name", name};
+    unsigned count = 7;
+    if (scene->calibration != NULL) {
+        argv[count++] = "--calibration";
+        argv[count++] = scene->calibration;
+    }
+    if (branch != NULL) {
+        argv[count++] = "--branch";
+        argv[count++] = branch;
+    }
     int r = worker_start(worker, name, argv);
     if (r < 0)
         fprintf(stderr, "demo: cannot start worker %s: %s\n", name, strerror(-r));
@@ -326,6 +327,9 @@ void scene_end(struct scene *scene) {
     worker_end(&scene->a);
     worker_end(&scene->b);
     worker_end(&scene->c);
+}
+
+void scene_free(struct scene *scene) {
     free(scene->stats_table);
     scene->stats_table = NULL;
 }

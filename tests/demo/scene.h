@@ -49,6 +49,7 @@ struct segment {
 struct scene {
     struct private_daemon daemon;
     const char *worker_program, *capture;
+    const char *calibration;  /* its name in the daemon's folder; NULL: the default */
     int64_t dense_page_bytes; /* of the captured model */
     struct worker_process a, b, c;
 
@@ -64,7 +65,7 @@ struct scene {
 
     /* With B and C open and all packing done. */
     int64_t pages_sink, pages_dense, pages_packed, bytes_packed, bytes_used;
-    char *stats_table;    /* `oscarctl stats` */
+    char *stats_table;    /* `oscarctl stats`, malloced */
     int64_t leaked_bytes; /* in use when all workers had gone and the cache was flushed */
 };
 
@@ -73,7 +74,9 @@ void scene_interrupt(int signal);
 
 /* Plays it all on a daemon that has started. 0 or -1, reported on standard error. */
 int scene_play(struct scene *scene);
-/* Ends workers that still run and frees what the scene holds, but for the daemon. */
+/* Ends workers that still run. */
 void scene_end(struct scene *scene);
+/* Frees what was measured. */
+void scene_free(struct scene *scene);
 
 #endif

@@ -32,6 +32,7 @@
 
 struct worker {
     const char *name, *socket;
+    const char *calibration; /* its name in the daemon's folder; NULL: the default */
     struct replay *replay;
     struct oscar_client *client;
     struct oscar_model *model;
@@ -102,6 +103,7 @@ static int open_model(struct worker *worker) {
         .weights_digest = replay_weights_digest(worker->replay),
         .revision = "captured layers",
         .rope_digest = rope,
+        .calibration = worker->calibration,
     };
     int r = oscar_model_open(worker->client, &options, &worker->model);
     return r < 0 ? fail(worker, "open model", r) : 0;
@@ -318,11 +320,10 @@ static int serve(struct worker *worker) {
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"socket", required_argument, NULL, 's'},
-                                            {"capture", required_argument, NULL, 'c'},
-                                            {"name", required_argument, NULL, 'n'},
-                                            {"branch", required_argument, NULL, 'b'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"socket", required_argument, NULL, 's'},      {"capture", required_argument, NULL, 'c'},
+        {"name", required_argument, NULL, 'n'},        {"branch", required_argument, NULL, 'b'},
+        {"calibration", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0}};
     struct worker worker = {.name = "worker"};
     const char *capture = NULL;
     unsigned at = 0, source = 0;
@@ -333,6 +334,8 @@ int main(int argc, char **argv) {
             capture = optarg;
         else if (option == 'n')
             worker.name = optarg;
+        else if (option == 'f')
+            worker.calibration = optarg;
         else if (option != 'b' || sscanf(optarg, "%u:%u", &at, &source) != 2)
             return 2;
     }
