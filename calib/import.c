@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * oscar-calib import: rotations of the published zoo (PyTorch files, a side each) as a calibration file. Such a file is a dict
- * with `layers: {id: {rotation}}`; in format 1 a rotation is [d, d], shared by the heads of a layer, in format 2 [heads, d, d].
+ * oscar-calib import: rotations of the published zoo (PyTorch files, a side each, in a folder) as a calibration file. Such a file is
+ * a dict with `layers: {id: {rotation}}`; in format 1 a rotation is [d, d], shared by the heads of a layer, in format 2 [heads, d, d].
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 
 #include "calib/options.h"
 #include "calib/progress.h"
+#include "calib/rotation_folder.h"
 #include "calib/sweep.h"
 #include "calib/tensor_writer.h"
 #include "calib/torch_file.h"
@@ -30,7 +31,7 @@ static const char side_letter[SIDES] = {'k', 'v'};
 
 /* One side's file. */
 struct source {
-    const char *path;
+    char *path;
     void *bytes;
     size_t size;
     struct torch_file *file;
@@ -73,6 +74,7 @@ static void source_close(struct source *source) {
     if (source->bytes != NULL)
         (void)munmap(source->bytes, source->size);
     free(source->rotations);
+    free(source->path);
 }
 
 static int64_t int_of(const struct pickle_value *value, int64_t otherwise) {
@@ -395,13 +397,28 @@ static void import_free(struct import **import) {
     free(*import);
 }
 
+/* Both sides by --k and --v, a folder that holds a file of each, or one file for both. */
+static int find_files(struct import *import, const struct calib_options *options, struct oscar_cause *cause) {
+    const char *const given[SIDES] = {options->k_file, options->v_file};
+    for (unsigned side = 0; side < SIDES; side++) {
+        struct source *source = &import->source[side];
+        const char *path = given[side] != NULL ? given[side] : options->arguments[0];
+        if (given[side] == NULL && rotation_folder_is(path)) {
+            int r = rotation_folder_find(path, side_letter[side], &source->path, cause);
+            if (r < 0)
+                return r;
+        } else if ((source->path = strdup(path)) == NULL) {
+            return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a name");
+        }
+    }
+    return 0;
+}
+
 int calib_import(const struct calib_options *options, struct oscar_cause *cause) {
     _cleanup_(import_free) struct import *import = calloc(1, sizeof(*import));
     if (import == NULL)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for an import");
-    int r = 0;
-    import->source[K].path = options->k_file != NULL ? options->k_file : options->arguments[0];
-    import->source[V].path = options->v_file != NULL ? options->v_file : options->arguments[0];
+    int r = find_files(import, options, cause);
     for (unsigned side = 0; r == 0 && side < SIDES; side++)
         r = open_source(&import->source[side], side, cause);
     if (r == 0)

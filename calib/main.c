@@ -32,7 +32,7 @@ static const struct verb {
     {"inspect", INSPECT, calib_inspect, "FILE", 1, 1, "what a calibration file holds"},
     {"verify", VERIFY, calib_verify, "FILE", 1, 1, "check every number of a calibration file"},
     {"hadamard", HADAMARD, calib_hadamard, "", 0, 0, "make a file of plain Hadamard rotations, without any capture"},
-    {"import", IMPORT, calib_import, "[FILE]", 0, 1, "make a file of published rotations, which are PyTorch files"},
+    {"import", IMPORT, calib_import, "[FOLDER]", 0, 1, "make a file of published rotations, which are PyTorch files"},
 };
 
 /* The letters are only names for take_parameter(). */
@@ -69,7 +69,7 @@ static const struct parameter {
     {"baseline", 'B', "NAME=FILE", REPORT, "another calibration to compare with; may be given several times"},
     {"svg", 'v', "FILE", REPORT, "write a picture of it"},
     {"json", 'j', NULL, REPORT | INSPECT, "JSON lines for programs"},
-    {"k", 'K', "FILE", IMPORT, "the rotations of K, with --v; or one FILE for both sides"},
+    {"k", 'K', "FILE", IMPORT, "the rotations of K, with --v; else FOLDER holds k_rotation*.pt and v_rotation*.pt"},
     {"v", 'w', "FILE", IMPORT, "the rotations of V"},
     {"kv-heads", 'k', "N", HADAMARD | IMPORT, "KV heads of the model; import: default: as many as the input says"},
     {"head-dim", 'e', "N", HADAMARD, "head size: 64, 128 or 256"},
@@ -265,7 +265,7 @@ static int check_needs(const struct verb *verb, struct calib_options *options) {
         return wrong_usage("hadamard needs --layers, --kv-heads and --head-dim");
     if (verb->bit == IMPORT &&
         (options->k_file != NULL) + (options->v_file != NULL) + 2 * (int)options->argument_count != 2)
-        return wrong_usage("import takes --k FILE --v FILE, or one FILE for both");
+        return wrong_usage("import takes a FOLDER that holds both sides, or --k FILE --v FILE");
     if (verb->bit == HADAMARD && !read_small_count(options->fit.layers, 1, OSCAR_MAX_LAYERS, &options->hadamard_layers))
         return wrong_usage("--layers %s: expected a number of layers", options->fit.layers);
     return STATUS_OK;

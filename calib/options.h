@@ -49,7 +49,7 @@ struct calib_options {
     uint32_t hadamard_layers, hadamard_head_dim;
     uint32_t kv_heads;            /* hadamard, import; 0: not given */
     const char *k_file, *v_file;  /* import: NULL, or a side's file */
-    const char *const *arguments; /* captures, or the file */
+    const char *const *arguments; /* captures, the file, or import's folder */
     size_t argument_count;
 };
 

@@ -9,6 +9,8 @@
 
 #include "calib_fixture.h"
 
+#define TORCH OSCAR_TEST_DATA "/torch"
+
 static char output[8192]; /* of the last command: both streams, or the standard output alone */
 
 enum streams { BOTH, OUTPUT_ONLY, FULL_DISK };
@@ -84,6 +86,9 @@ static void wrong_usage_is_told_with_status_2(void **unused) {
         {"fit --output x --threads 0 c", "--threads 0: expected"},
         {"fit --output x --per token c", "--per token: expected"},
         {"report --calibration x --baseline y c", "--baseline y: expected"},
+        {"import --output x", "import takes a FOLDER that holds both sides, or --k FILE --v FILE"},
+        {"import --output x --k a.pt", "import takes a FOLDER"},
+        {"import --output x --k a.pt --v b.pt folder", "import takes a FOLDER"},
         {"fit --no-such-option c", "cannot go on"},
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
@@ -114,6 +119,17 @@ static void a_file_goes_through_all_verbs(void **unused) {
     assert_run("report --calibration f --baseline plain=h c.safetensors", 0, "       plain");
 }
 
+/* The commands of docs/CALIBRATION_TOOL.md. */
+static void published_rotations_are_imported_and_verified(void **unused) {
+    (void)unused;
+    assert_run("import --model example --output i " TORCH, 0, "wrote i: 2 layers, 2 KV heads, head size 64");
+    assert_run("verify i", 0, "2 layers, 2 KV heads, head size 64: complete, finite, orthogonal, triangular");
+    assert_run("import --model example --clip .9,.92 --output i --k " TORCH "/k_rotation_qqt_r_h_pbr.pt --v " TORCH
+               "/v_rotation_sst_r_h_pbr.pt",
+               0, "wrote i: 2 layers, 2 KV heads, head size 64");
+    assert_run("import --output i " TORCH, 1, "these files do not say of which model they are: --model NAME");
+}
+
 static void a_failure_is_one_line_with_status_1(void **unused) {
     (void)unused;
     assert_run("verify nowhere", 1, "oscar-calib verify: no such object: cannot read nowhere: No such file");
@@ -129,6 +145,7 @@ int main(void) {
         cmocka_unit_test(wrong_usage_is_told_with_status_2),
         cmocka_unit_test(help_and_version_are_no_failure),
         cmocka_unit_test(a_file_goes_through_all_verbs),
+        cmocka_unit_test(published_rotations_are_imported_and_verified),
         cmocka_unit_test(a_failure_is_one_line_with_status_1),
     };
     calib_seed();

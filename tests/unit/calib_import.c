@@ -227,8 +227,10 @@ static void files_of_pytorch_itself_are_imported(void **state) {
     static float expected[MATRIX];
     struct calib_options options = usual();
     struct calibration_file file;
-    options.k_file = OSCAR_TEST_DATA "/torch/k.pt";
-    options.v_file = OSCAR_TEST_DATA "/torch/v.pt";
+    const char *argument = OSCAR_TEST_DATA "/torch"; /* a folder as the zoo has it */
+    options.k_file = options.v_file = NULL;
+    options.arguments = &argument;
+    options.argument_count = 1;
     if (import(&options) != 0)
         fail_msg("%s", cause.text);
     assert_int_equal(calibration_file_open(output, true, &file, &cause), OSCAR_OK);
@@ -399,6 +401,41 @@ static void a_file_that_is_something_else_is_refused(void **state) {
     assert_refused(&options, OSCAR_ERR_NOT_FOUND, "/nowhere/k.pt: No such file");
 }
 
+static void refuse_folder(const struct calib_options *options, int error, const char *reason) {
+    assert_refused(options, error, reason);
+    assert_non_null(strstr(cause.text, folder));
+}
+
+static void a_folder_must_hold_one_file_of_each_side(void **state) {
+    (void)state;
+    float *k = mirrors(LAYERS);
+    const char *argument = folder;
+    struct calib_options options = usual();
+    char path[4][64];
+    static const char *const names[4] = {"k_rotation.pt", "v_rotation_sst_r_h_pbr.pt", "k_rotation_hadamard.pt",
+                                         "k_rotation.pt.part"};
+    for (unsigned i = 0; i < 4; i++)
+        (void)snprintf(path[i], sizeof(path[i]), "%s/%s", folder, names[i]);
+    options.k_file = options.v_file = NULL;
+    options.arguments = &argument;
+    options.argument_count = 1;
+    (void)unlink(k_path);
+    (void)unlink(v_path);
+    refuse_folder(&options, OSCAR_ERR_NOT_FOUND, "holds no k_rotation*.pt");
+    const struct rotation_file rotations = {.layers = LAYERS, .d = DIM, .rotations = k};
+    write_rotations(path[0], &rotations);
+    write_rotations(path[3], &rotations); /* of another name: it does not count */
+    refuse_folder(&options, OSCAR_ERR_NOT_FOUND, "holds no v_rotation*.pt");
+    write_rotations(path[1], &rotations);
+    assert_int_equal(import(&options), OSCAR_OK);
+    assert_holds(k, 1, k, 1);
+    write_rotations(path[2], &rotations);
+    refuse_folder(&options, OSCAR_ERR_INVALID, "holds k_rotation.pt and k_rotation_hadamard.pt: name the files");
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(unlink(path[i]), 0);
+    free(k);
+}
+
 static int make_folder(void **state) {
     (void)state;
     if (mkdtemp(folder) == NULL)
@@ -425,6 +462,7 @@ int main(void) {
         cmocka_unit_test(one_file_can_be_of_both_sides),
         cmocka_unit_test(chosen_layers_are_numbered_anew),
         cmocka_unit_test(files_of_pytorch_itself_are_imported),
+        cmocka_unit_test(a_folder_must_hold_one_file_of_each_side),
         cmocka_unit_test(what_is_no_rotation_is_refused),
         cmocka_unit_test(files_that_do_not_go_together_are_refused),
         cmocka_unit_test(layers_that_make_no_sense_are_refused),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes k.pt (format 1) and v.pt (format 2) beside itself with torch.save(): rotations of 2 layers, 2 KV heads, 64 dims.
+"""Writes the file of K (format 1) and that of V (format 2) beside itself with torch.save(): 2 layers, 2 KV heads, 64 dims.
 
 Every rotation is a permutation of rows with signs, so its elements are exact in any type and follow from the formula below, which
 tests/unit/calib_import.c has as well."""
@@ -44,8 +44,8 @@ def main() -> None:
         "source_grouping": "per_kv_head",
         "layers": {layer: {"layer_id": layer, "rotation": columns[layer]} for layer in range(LAYERS)},
     }
-    torch.save(k, here / "k.pt")
-    torch.save(v, here / "v.pt")
+    torch.save(k, here / "k_rotation_qqt_r_h_pbr.pt")
+    torch.save(v, here / "v_rotation_sst_r_h_pbr.pt")
 
 
 if __name__ == "__main__":
