@@ -18,14 +18,19 @@ void oscar_mappings_init(struct oscar_mappings *mappings) {
     mappings->unclaimed_end = &mappings->unclaimed;
 }
 
-/* With the lock. */
-static void drop_unclaimed(struct oscar_mappings *mappings) {
-    while (mappings->unclaimed != NULL) {
-        struct oscar_unclaimed_chunk *chunk = mappings->unclaimed;
-        mappings->unclaimed = chunk->next;
+static void free_unclaimed(struct oscar_unclaimed_chunk *chunk) {
+    while (chunk != NULL) {
+        struct oscar_unclaimed_chunk *next = chunk->next;
         (void)close(chunk->fd);
         free(chunk);
+        chunk = next;
     }
+}
+
+/* With the lock. */
+static void drop_unclaimed(struct oscar_mappings *mappings) {
+    free_unclaimed(mappings->unclaimed);
+    mappings->unclaimed = NULL;
     mappings->unclaimed_end = &mappings->unclaimed;
     mappings->unclaimed_count = 0;
 }
@@ -35,7 +40,7 @@ void oscar_mappings_destroy(struct oscar_mappings *mappings) {
     pthread_mutex_destroy(&mappings->lock);
 }
 
-/* --- one chunk ---------------------------------------------------------------------------------------------------- */
+/* --- chunks ------------------------------------------------------------------------------------------------------- */
 
 struct oscar_chunk_slot *oscar_mapping_slot(const struct oscar_mapping *mapping, oscar_page_ref ref) {
     unsigned form = oscar_page_ref_form(ref);
@@ -65,12 +70,13 @@ void oscar_mapping_view(const struct oscar_mapping *mapping, struct oscar_arena_
     }
 }
 
-static int map_chunk(struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
-                     struct oscar_cause *cause) {
+/* The next map_awaited maps it, together with others; until then its descriptor stays open. */
+static int await_chunk(struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
+                       struct oscar_cause *cause) {
     int r = check_place(mapping, info, cause);
     if (r < 0)
         return r;
-    const struct oscar_arena *arena = &mapping->arenas[info->form];
+    struct oscar_arena *arena = &mapping->arenas[info->form];
     struct oscar_chunk_slot *slot = &arena->chunk[info->index];
     if (info->bytes != arena->chunk_bytes || (info->writable && info->form != OSCAR_FORM_DENSE))
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL, "%s chunk %" PRIu32 ": %" PRIu64 " bytes for %" PRIu64 "%s",
@@ -82,13 +88,60 @@ static int map_chunk(struct oscar_mapping *mapping, const struct oscar_chunk_inf
         return oscar_fail(cause, OSCAR_ERR_PROTOCOL,
                           "%s chunk %" PRIu32 " is replaced under %" PRIu32 " page table entries",
                           form_names[info->form], info->index, slot->references);
+    if (slot->mapped && info->generation == slot->generation && info->writable == slot->writable)
+        return 0; /* it is there, and work may be reading it */
     slot->generation = info->generation;
     slot->writable = info->writable;
-    /* A chunk that cannot be mapped fails the sequence that is sent to it, not the connection. */
-    slot->failure = mapping->attachment->ops->range_map(arena->range, info->index * arena->chunk_bytes,
-                                                        arena->chunk_bytes, fd, info->writable, &mapping->failure);
-    slot->mapped = slot->failure == 0;
+    slot->fd = fd;
+    if (arena->awaited == 0 || info->index < arena->first_awaited)
+        arena->first_awaited = info->index;
+    if (arena->awaited == 0 || info->index > arena->last_awaited)
+        arena->last_awaited = info->index;
+    arena->awaited += !slot->awaited;
+    slot->awaited = true;
     return 0;
+}
+
+static struct oscar_range_chunk place_of(const struct oscar_arena *arena, uint32_t index) {
+    return (struct oscar_range_chunk){.offset = index * arena->chunk_bytes,
+                                      .bytes = arena->chunk_bytes,
+                                      .fd = arena->chunk[index].fd,
+                                      .writable = arena->chunk[index].writable};
+}
+
+static int map_together(const struct oscar_arena *arena, const struct oscar_device_ops *ops,
+                        struct oscar_cause *cause) {
+    _cleanup_free_ struct oscar_range_chunk *chunk = calloc(arena->awaited, sizeof(*chunk));
+    if (chunk == NULL)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the places of %" PRIu32 " chunks", arena->awaited);
+    uint32_t chunks = 0;
+    for (uint32_t i = arena->first_awaited; i <= arena->last_awaited; i++)
+        if (arena->chunk[i].awaited)
+            chunk[chunks++] = place_of(arena, i);
+    return ops->range_map(arena->range, chunk, chunks, cause);
+}
+
+/* A chunk that cannot be mapped fails the sequence that is sent to it, neither the connection nor the other chunks: where they
+ * cannot be mapped together, each is tried alone. */
+static void map_arena(struct oscar_arena *arena, const struct oscar_device_ops *ops, struct oscar_cause *ret_failure) {
+    if (arena->awaited == 0)
+        return;
+    int together = map_together(arena, ops, ret_failure);
+    for (uint32_t i = arena->first_awaited; i <= arena->last_awaited; i++) {
+        struct oscar_chunk_slot *slot = &arena->chunk[i];
+        if (!slot->awaited)
+            continue;
+        struct oscar_range_chunk place = place_of(arena, i);
+        slot->failure = together < 0 ? ops->range_map(arena->range, &place, 1, ret_failure) : 0;
+        slot->mapped = slot->failure == 0;
+        slot->awaited = false;
+    }
+    arena->awaited = 0;
+}
+
+static void map_awaited(struct oscar_mapping *mapping) {
+    for (unsigned form = 0; form < OSCAR_FORMS; form++)
+        map_arena(&mapping->arenas[form], mapping->attachment->ops, &mapping->failure);
 }
 
 static int unmap_chunk(const struct oscar_mapping *mapping, const struct oscar_chunk_info *info,
@@ -149,10 +202,12 @@ int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct o
         const struct oscar_chunk_info *info = &notice->chunk[i];
         struct oscar_mapping *mapping = find(mappings, info->model);
         if (mapping != NULL)
-            r = gone ? unmap_chunk(mapping, info, cause) : map_chunk(mapping, info, record->fd[i], cause);
+            r = gone ? unmap_chunk(mapping, info, cause) : await_chunk(mapping, info, record->fd[i], cause);
         else if (!gone && mappings->opening > 0)
             keep_unclaimed(mappings, info, &record->fd[i]);
     }
+    for (struct oscar_mapping *mapping = mappings->first; mapping != NULL; mapping = mapping->next)
+        map_awaited(mapping);
     pthread_mutex_unlock(&mappings->lock);
     oscar_record_close_fds(record);
     return r;
@@ -178,7 +233,7 @@ static int claim(struct oscar_mappings *mappings, struct oscar_mapping *mapping,
     if (mappings->dropped)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the chunks of a model");
     int r = 0;
-    struct oscar_unclaimed_chunk **link = &mappings->unclaimed;
+    struct oscar_unclaimed_chunk *claimed = NULL, **link = &mappings->unclaimed;
     while (*link != NULL) {
         struct oscar_unclaimed_chunk *chunk = *link;
         if (chunk->info.model != mapping->model) {
@@ -187,12 +242,14 @@ static int claim(struct oscar_mappings *mappings, struct oscar_mapping *mapping,
         }
         *link = chunk->next;
         mappings->unclaimed_count--;
+        chunk->next = claimed;
+        claimed = chunk;
         if (r == 0)
-            r = map_chunk(mapping, &chunk->info, chunk->fd, cause);
-        (void)close(chunk->fd);
-        free(chunk);
+            r = await_chunk(mapping, &chunk->info, chunk->fd, cause);
     }
     mappings->unclaimed_end = link;
+    map_awaited(mapping);
+    free_unclaimed(claimed);
     return r;
 }
 

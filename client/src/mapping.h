@@ -20,6 +20,8 @@
 struct oscar_chunk_slot {
     uint64_t generation; /* of the last chunk that was announced here; 0: none yet */
     bool mapped, writable;
+    bool awaited;        /* between its announcement and its mapping, both under one hold of the lock */
+    int fd;              /* of the awaited chunk; whoever announces it closes it when it is mapped */
     int failure;         /* why it could not be mapped, or 0 */
     uint32_t references; /* entries of page tables that lie in it */
 };
@@ -28,7 +30,8 @@ struct oscar_arena {
     struct oscar_range *range;
     uint64_t page_bytes, chunk_bytes, max_pages;
     uint32_t chunk_pages, chunks;
-    struct oscar_chunk_slot *chunk; /* [chunks] */
+    struct oscar_chunk_slot *chunk;                /* [chunks] */
+    uint32_t awaited, first_awaited, last_awaited; /* how many are, and where the first and the last one lie */
 };
 
 struct oscar_mapping {

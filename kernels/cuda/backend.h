@@ -152,7 +152,7 @@ int cuda_range_reserve(struct oscar_device *device, uint64_t bytes, struct oscar
                        struct oscar_cause *cause);
 uint8_t *cuda_range_address(const struct oscar_range *range);
 uint8_t *cuda_range_locate(const struct oscar_range *range, uint64_t offset);
-int cuda_range_map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+int cuda_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause);
 int cuda_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes);
 void cuda_range_free(struct oscar_range *range);

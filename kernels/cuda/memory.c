@@ -58,23 +58,22 @@ CUmemAllocationProp cuda_vmm_properties(const struct oscar_device *device) {
 }
 
 int cuda_vmm_map(struct oscar_device *device, CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle memory,
-                 bool writable, struct oscar_cause *cause) {
-    const struct cuda_driver *driver = device->driver;
-    CUresult result = driver->cuMemMap(address, bytes, 0, memory, 0);
+                 struct oscar_cause *cause) {
+    CUresult result = device->driver->cuMemMap(address, bytes, 0, memory, 0);
     if (result == CUDA_ERROR_INVALID_VALUE ||
         result == CUDA_ERROR_NOT_SUPPORTED) /* the driver maps all of it or nothing */
         return oscar_fail(cause, OSCAR_ERR_INVALID, "cuMemMap: the chunk does not have %" PRIu64 " bytes", bytes);
-    int r = cuda_device_result(device, result, "cuMemMap", cause);
-    if (r < 0)
-        return r;
+    return cuda_device_result(device, result, "cuMemMap", cause);
+}
+
+int cuda_vmm_access(struct oscar_device *device, CUdeviceptr address, uint64_t bytes, bool writable,
+                    struct oscar_cause *cause) {
     CUmemAccessDesc access = {
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->device},
         .flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ,
     };
-    r = cuda_device_result(device, driver->cuMemSetAccess(address, bytes, &access, 1), "cuMemSetAccess", cause);
-    if (r < 0)
-        (void)driver->cuMemUnmap(address, bytes);
-    return r;
+    return cuda_device_result(device, device->driver->cuMemSetAccess(address, bytes, &access, 1), "cuMemSetAccess",
+                              cause);
 }
 
 int cuda_vmm_import(struct oscar_device *device, int fd, CUmemGenericAllocationHandle *ret, struct oscar_cause *cause) {
@@ -124,9 +123,9 @@ static int chunk_map(struct oscar_chunk *chunk, struct oscar_cause *cause) {
     if (r < 0)
         return r;
     chunk->address = address;
-    r = cuda_vmm_map(device, address, chunk->bytes, chunk->memory, true, cause);
+    r = cuda_vmm_map(device, address, chunk->bytes, chunk->memory, cause);
     chunk->mapped = r == 0;
-    return r;
+    return r < 0 ? r : cuda_vmm_access(device, address, chunk->bytes, true, cause);
 }
 
 static int chunk_allocate(struct oscar_chunk *chunk, struct oscar_cause *cause) {

@@ -12,9 +12,13 @@ int cuda_check_size(const struct oscar_device *device, uint64_t bytes, const cha
 /* --- memory.c --------------------------------------------------------------------------------------------------------------- */
 
 CUmemAllocationProp cuda_vmm_properties(const struct oscar_device *device);
-/* Maps all of `memory` at a reserved address. OSCAR_ERR_INVALID where it does not have as many bytes. */
+/* Maps all of `memory` at a reserved address, where nothing can be read or written yet. OSCAR_ERR_INVALID where it does not have
+ * as many bytes. */
 int cuda_vmm_map(struct oscar_device *device, CUdeviceptr address, uint64_t bytes, CUmemGenericAllocationHandle memory,
-                 bool writable, struct oscar_cause *cause);
+                 struct oscar_cause *cause);
+/* Makes what is mapped there accessible, one memory or several side by side, by one call of the driver. */
+int cuda_vmm_access(struct oscar_device *device, CUdeviceptr address, uint64_t bytes, bool writable,
+                    struct oscar_cause *cause);
 /* Does not take `fd`. OSCAR_ERR_INVALID where that is none of device memory. */
 int cuda_vmm_import(struct oscar_device *device, int fd, CUmemGenericAllocationHandle *ret, struct oscar_cause *cause);
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "kernels/cuda/memory.h"
+#include "proto/cleanup.h"
 
 struct mapping {
     uint64_t offset, bytes;
@@ -66,6 +67,8 @@ int cuda_range_reserve(struct oscar_device *device, uint64_t bytes, struct oscar
 
 uint8_t *cuda_range_address(const struct oscar_range *range) { return (uint8_t *)range->address; }
 
+/* --- the list --------------------------------------------------------------------------------------------------------------- */
+
 /* Index of the first mapping that ends after `offset`. */
 static size_t mapping_after(const struct oscar_range *range, uint64_t offset) {
     size_t low = 0, high = range->count;
@@ -112,28 +115,146 @@ static void unmap_one(struct oscar_range *range, const struct mapping *mapping) 
     }
 }
 
-/* Under the lock, in the context. The driver unmaps whole mappings only. */
-static int unmap_span(struct oscar_range *range, uint64_t offset, uint64_t bytes, struct oscar_cause *cause) {
-    size_t first = mapping_after(range, offset), end = first;
-    while (end < range->count && range->mappings[end].offset < offset + bytes) {
-        const struct mapping *mapping = &range->mappings[end++];
+/* Under the lock. The driver unmaps whole mappings only. */
+static int check_cuts(const struct oscar_range *range, uint64_t offset, uint64_t bytes, struct oscar_cause *cause) {
+    for (size_t i = mapping_after(range, offset); i < range->count && range->mappings[i].offset < offset + bytes; i++) {
+        const struct mapping *mapping = &range->mappings[i];
         if (mapping->offset < offset || mapping->offset + mapping->bytes > offset + bytes)
             return oscar_fail(cause, OSCAR_ERR_INVALID,
                               "%" PRIu64 " bytes at %" PRIu64 " cut through a chunk that is mapped at %" PRIu64, bytes,
                               offset, mapping->offset);
     }
-    for (size_t i = first; i < end; i++)
-        unmap_one(range, &range->mappings[i]);
-    if (end > first)
-        memmove(&range->mappings[first], &range->mappings[end], (range->count - end) * sizeof(*range->mappings));
-    range->count -= end - first;
     return 0;
 }
 
-static int make_room(struct oscar_range *range, struct oscar_cause *cause) {
-    if (range->count < range->capacity)
+/* Under the lock, in the context, after check_cuts. */
+static void unmap_span(struct oscar_range *range, uint64_t offset, uint64_t bytes) {
+    size_t first = mapping_after(range, offset), end = first;
+    for (; end < range->count && range->mappings[end].offset < offset + bytes; end++)
+        unmap_one(range, &range->mappings[end]);
+    if (end > first)
+        memmove(&range->mappings[first], &range->mappings[end], (range->count - end) * sizeof(*range->mappings));
+    range->count -= end - first;
+}
+
+/* --- mapping ---------------------------------------------------------------------------------------------------------------- */
+
+/* A chunk on its way into the range. */
+struct arrival {
+    struct mapping mapping;
+    bool writable;
+    CUmemGenericAllocationHandle memory; /* unless it came by an IPC handle: that one is mapped already */
+};
+
+static int import_chunk(struct oscar_device *device, const struct oscar_range_chunk *chunk, struct arrival *ret,
+                        struct oscar_cause *cause) {
+    struct cuda_ipc_handle handle;
+    *ret = (struct arrival){.mapping = {.offset = chunk->offset, .bytes = chunk->bytes}, .writable = chunk->writable};
+    if (cuda_ipc_read(chunk->fd, &handle))
+        return cuda_ipc_map(device, &handle, chunk->bytes, &ret->mapping.ipc, cause);
+    if (!device->vmm)
+        return oscar_fail(cause, OSCAR_ERR_UNSUPPORTED,
+                          "%s cannot map descriptors of device memory: let the daemon share by IPC handles",
+                          device->id);
+    return cuda_vmm_import(device, chunk->fd, &ret->memory, cause);
+}
+
+/* Where memory is mapped, the mapping keeps it; else it is given back by this. */
+static void drop_imports(struct oscar_device *device, const struct arrival *arrival, uint32_t count, bool mapped) {
+    for (uint32_t i = 0; i < count; i++)
+        if (!arrival[i].mapping.ipc)
+            (void)device->driver->cuMemRelease(arrival[i].memory);
+        else if (!mapped)
+            (void)device->driver->cuIpcCloseMemHandle(arrival[i].mapping.ipc);
+}
+
+static int import_chunks(struct oscar_device *device, const struct oscar_range_chunk *chunk, uint32_t chunks,
+                         struct arrival *ret, struct oscar_cause *cause) {
+    for (uint32_t i = 0; i < chunks; i++) {
+        int r = import_chunk(device, &chunk[i], &ret[i], cause);
+        if (r < 0) {
+            drop_imports(device, ret, i, false);
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* Where the run of neighbours with equal access that begins with `i` ends. */
+static uint32_t run_end(const struct arrival *arrival, uint32_t count, uint32_t i) {
+    for (i++; i < count; i++) {
+        const struct arrival *before = &arrival[i - 1];
+        if (arrival[i].mapping.ipc || arrival[i].writable != before->writable ||
+            arrival[i].mapping.offset != before->mapping.offset + before->mapping.bytes)
+            break;
+    }
+    return i;
+}
+
+static int make_accessible(const struct oscar_range *range, const struct arrival *arrival, uint32_t count,
+                           struct oscar_cause *cause) {
+    int r = 0;
+    for (uint32_t i = 0, end; r == 0 && i < count; i = end) {
+        const struct mapping *first = &arrival[i].mapping;
+        end = run_end(arrival, count, i);
+        const struct mapping *last = &arrival[end - 1].mapping;
+        if (!first->ipc)
+            r = cuda_vmm_access(range->device, range->address + first->offset,
+                                last->offset + last->bytes - first->offset, arrival[i].writable, cause);
+    }
+    return r;
+}
+
+static int map_memory(struct oscar_range *range, const struct arrival *arrival, uint32_t count,
+                      struct oscar_cause *cause) {
+    uint32_t mapped = 0;
+    int r = 0;
+    for (; r == 0 && mapped < count; mapped += r == 0)
+        if (!arrival[mapped].mapping.ipc)
+            r = cuda_vmm_map(range->device, range->address + arrival[mapped].mapping.offset,
+                             arrival[mapped].mapping.bytes, arrival[mapped].memory, cause);
+    if (r == 0)
+        r = make_accessible(range, arrival, count, cause);
+    for (uint32_t i = 0; r < 0 && i < mapped; i++)
+        if (!arrival[i].mapping.ipc)
+            unmap_one(range, &arrival[i].mapping);
+    return r;
+}
+
+/* Under the lock. There is room, and both lists rise. */
+static void insert(struct oscar_range *range, const struct arrival *arrival, uint32_t count) {
+    size_t old = range->count, at = old + count;
+    range->count = at;
+    while (count > 0) {
+        bool newer = old == 0 || range->mappings[old - 1].offset < arrival[count - 1].mapping.offset;
+        range->mappings[--at] = newer ? arrival[--count].mapping : range->mappings[--old];
+        if (newer && range->mappings[at].ipc)
+            atomic_fetch_add(&range->elsewhere, 1);
+    }
+}
+
+/* Under the lock, in the context. */
+static int replace(struct oscar_range *range, const struct arrival *arrival, uint32_t count,
+                   struct oscar_cause *cause) {
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        r = check_cuts(range, arrival[i].mapping.offset, arrival[i].mapping.bytes, cause);
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        unmap_span(range, arrival[i].mapping.offset, arrival[i].mapping.bytes);
+    if (r == 0)
+        r = map_memory(range, arrival, count, cause);
+    if (r == 0)
+        insert(range, arrival, count);
+    return r;
+}
+
+/* Under the lock. */
+static int make_room(struct oscar_range *range, uint32_t count, struct oscar_cause *cause) {
+    size_t needed = range->count + count, capacity = range->capacity ? range->capacity : 16;
+    while (capacity < needed)
+        capacity *= 2;
+    if (capacity == range->capacity)
         return 0;
-    size_t capacity = range->capacity ? range->capacity * 2 : 16;
     struct mapping *mappings = realloc(range->mappings, capacity * sizeof(*mappings));
     if (!mappings)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a range's list");
@@ -142,68 +263,50 @@ static int make_room(struct oscar_range *range, struct oscar_cause *cause) {
     return 0;
 }
 
-static int map_memory(struct oscar_range *range, const struct mapping *mapping, CUmemGenericAllocationHandle memory,
-                      bool writable, struct oscar_cause *cause) {
-    int r = unmap_span(range, mapping->offset, mapping->bytes, cause);
-    return r < 0
-               ? r
-               : cuda_vmm_map(range->device, range->address + mapping->offset, mapping->bytes, memory, writable, cause);
-}
-
-/* Imports `fd` and maps it in the place of what is there; what `fd` is not stays mapped. Under the lock, in the context. */
-static int map_descriptor(struct oscar_range *range, struct mapping *mapping, int fd, bool writable,
-                          struct oscar_cause *cause) {
-    struct oscar_device *device = range->device;
-    struct cuda_ipc_handle handle;
-    if (cuda_ipc_read(fd, &handle)) {
-        int r = cuda_ipc_map(device, &handle, mapping->bytes, &mapping->ipc, cause);
-        if (r < 0)
-            return r;
-        r = unmap_span(range, mapping->offset, mapping->bytes, cause);
-        if (r < 0)
-            (void)device->driver->cuIpcCloseMemHandle(mapping->ipc);
-        else
-            atomic_fetch_add(&range->elsewhere, 1);
-        return r;
+static int check_chunks(const struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
+                        struct oscar_cause *cause) {
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < chunks; i++) {
+        r = check_span(range, chunk[i].offset, chunk[i].bytes, cause);
+        if (r == 0 && i > 0 && chunk[i].offset < chunk[i - 1].offset + chunk[i - 1].bytes)
+            r = oscar_fail(cause, OSCAR_ERR_INVALID,
+                           "a chunk at %" PRIu64 " after one of %" PRIu64 " bytes at %" PRIu64, chunk[i].offset,
+                           chunk[i - 1].bytes, chunk[i - 1].offset);
     }
-    if (!device->vmm)
-        return oscar_fail(cause, OSCAR_ERR_UNSUPPORTED,
-                          "%s cannot map descriptors of device memory: let the daemon share by IPC handles",
-                          device->id);
-    CUmemGenericAllocationHandle memory;
-    int r = cuda_vmm_import(device, fd, &memory, cause);
-    if (r < 0)
-        return r;
-    r = map_memory(range, mapping, memory, writable, cause);
-    (void)device->driver->cuMemRelease(memory); /* the mapping keeps it */
     return r;
 }
 
-static void insert(struct oscar_range *range, const struct mapping *mapping) {
-    size_t at = mapping_after(range, mapping->offset);
-    memmove(&range->mappings[at + 1], &range->mappings[at], (range->count - at) * sizeof(*mapping));
-    range->mappings[at] = *mapping;
-    range->count++;
+/* In the context. */
+static int map_chunks(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
+                      struct oscar_cause *cause) {
+    _cleanup_free_ struct arrival *arrival = calloc(chunks, sizeof(*arrival));
+    if (!arrival)
+        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for %" PRIu32 " chunks", chunks);
+    int r = import_chunks(range->device, chunk, chunks, arrival, cause);
+    if (r < 0)
+        return r;
+    pthread_rwlock_wrlock(&range->lock);
+    r = make_room(range, chunks, cause);
+    if (r == 0)
+        r = replace(range, arrival, chunks, cause);
+    pthread_rwlock_unlock(&range->lock);
+    drop_imports(range->device, arrival, chunks, r == 0);
+    return r;
 }
 
-int cuda_range_map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+int cuda_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause) {
-    int r = check_span(range, offset, bytes, cause);
+    int r = check_chunks(range, chunk, chunks, cause);
     if (r == 0)
         r = cuda_enter(range->device, cause);
     if (r < 0)
         return r;
-    struct mapping mapping = {.offset = offset, .bytes = bytes};
-    pthread_rwlock_wrlock(&range->lock);
-    r = make_room(range, cause);
-    if (r == 0)
-        r = map_descriptor(range, &mapping, fd, writable, cause);
-    if (r == 0)
-        insert(range, &mapping);
-    pthread_rwlock_unlock(&range->lock);
+    r = map_chunks(range, chunk, chunks, cause);
     cuda_leave(range->device);
     return r;
 }
+
+/* --- unmapping -------------------------------------------------------------------------------------------------------------- */
 
 int cuda_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes) {
     int r = check_span(range, offset, bytes, NULL);
@@ -212,7 +315,9 @@ int cuda_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes)
     if (r < 0)
         return r;
     pthread_rwlock_wrlock(&range->lock);
-    r = unmap_span(range, offset, bytes, NULL);
+    r = check_cuts(range, offset, bytes, NULL);
+    if (r == 0)
+        unmap_span(range, offset, bytes);
     pthread_rwlock_unlock(&range->lock);
     cuda_leave(range->device);
     return r;

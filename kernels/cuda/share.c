@@ -127,7 +127,7 @@ int cuda_self_test(struct oscar_device *device, struct oscar_cause *cause) {
     if (r == 0 && device->share == OSCAR_SHARE_IPC && !cuda_ipc_read(fd, &handle))
         return oscar_fail(cause, OSCAR_ERR_DEVICE, "self test: the descriptor of a chunk carries no IPC handle");
     if (r == 0 && device->share == OSCAR_SHARE_VMM)
-        r = cuda_range_map(range, 0, bytes, fd, false, cause);
+        r = cuda_range_map(range, &(struct oscar_range_chunk){.bytes = bytes, .fd = fd}, 1, cause);
     if (r == 0)
         r = cuda_enter(device, cause);
     if (r < 0)

@@ -182,18 +182,34 @@ static int check_span(const struct oscar_range *range, uint64_t offset, uint64_t
     return 0;
 }
 
-int host_range_map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+static int check_chunks(const struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
+                        struct oscar_cause *cause) {
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < chunks; i++) {
+        r = check_span(range, chunk[i].offset, chunk[i].bytes, cause);
+        if (r == 0 && i > 0 && chunk[i].offset < chunk[i - 1].offset + chunk[i - 1].bytes)
+            r = oscar_fail(cause, OSCAR_ERR_INVALID,
+                           "a chunk at %" PRIu64 " after one of %" PRIu64 " bytes at %" PRIu64, chunk[i].offset,
+                           chunk[i - 1].bytes, chunk[i - 1].offset);
+        if (r == 0)
+            r = check_descriptor(chunk[i].fd, chunk[i].bytes, cause);
+    }
+    return r;
+}
+
+int host_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause) {
-    int r = check_span(range, offset, bytes, cause);
+    int r = check_chunks(range, chunk, chunks, cause);
     if (r < 0)
         return r;
-    r = check_descriptor(fd, bytes, cause);
-    if (r < 0)
-        return r;
-    int protection = PROT_READ | (writable ? PROT_WRITE : 0);
-    if (mmap(range->address + offset, bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) == MAP_FAILED) {
-        r = map_failure("chunk", bytes, cause);
-        (void)reserve_again(range, offset, bytes); /* a failed MAP_FIXED may have unmapped what was there */
+    for (uint32_t i = 0; i < chunks; i++) {
+        int protection = PROT_READ | (chunk[i].writable ? PROT_WRITE : 0);
+        if (mmap(range->address + chunk[i].offset, chunk[i].bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                 chunk[i].fd, 0) != MAP_FAILED)
+            continue;
+        r = map_failure("chunk", chunk[i].bytes, cause);
+        for (uint32_t k = 0; k <= i; k++) /* of this one, too: a failed MAP_FIXED may have unmapped what was there */
+            (void)reserve_again(range, chunk[k].offset, chunk[k].bytes);
         return r;
     }
     return 0;
@@ -228,13 +244,13 @@ int host_self_test(struct oscar_device *device, struct oscar_cause *cause) {
     if (r == 0)
         r = host_range_reserve(device, bytes, &range, cause);
     if (r == 0)
-        r = host_range_map(range, 0, bytes, fd, false, cause);
+        r = host_range_map(range, &(struct oscar_range_chunk){.bytes = bytes, .fd = fd}, 1, cause);
     if (r < 0)
         return r;
     memset(chunk->address, 0xA5, bytes);
     if (memcmp(chunk->address, range->address, bytes) != 0)
         return oscar_fail(cause, OSCAR_ERR_DEVICE, "self test: a mapped chunk does not read as it was written");
-    if (host_range_map(range, 0, bytes, fd, true, NULL) == 0)
+    if (host_range_map(range, &(struct oscar_range_chunk){.bytes = bytes, .fd = fd, .writable = true}, 1, NULL) == 0)
         return oscar_fail(cause, OSCAR_ERR_DEVICE, "self test: a reader could map a chunk for writing");
     return 0;
 }

@@ -20,7 +20,7 @@ int host_range_reserve(struct oscar_device *device, uint64_t bytes, struct oscar
                        struct oscar_cause *cause);
 uint8_t *host_range_address(const struct oscar_range *range);
 uint8_t *host_range_locate(const struct oscar_range *range, uint64_t offset);
-int host_range_map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+int host_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause);
 int host_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes);
 void host_range_free(struct oscar_range *range);

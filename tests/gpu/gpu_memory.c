@@ -17,6 +17,7 @@
 #define MIB ((uint64_t)1 << 20)
 #define CHUNK_BYTES (4 * MIB)
 #define RANGE_BYTES (16 * 1024 * MIB)
+#define NEIGHBOURS 8
 
 /* --- a process with a device ------------------------------------------------------------------------------------------------ */
 
@@ -81,19 +82,41 @@ static struct process_message export(const struct process_message *message) {
     return made;
 }
 
-/* `more` says where, and in bit 0 whether for writing. */
-static struct process_message map(const struct process_message *message) {
+/* The last chunk is what is looked at next. */
+static struct process_message map_chunks(const struct oscar_range_chunk *chunk, uint32_t chunks) {
     const struct oscar_device_ops *ops = worker.rig->ops;
-    uint64_t offset = message->more & ~(uint64_t)1;
     struct oscar_cause cause = {""};
     if (!worker.range && ops->range_reserve(worker.rig->device, RANGE_BYTES, &worker.range, &cause) < 0)
         process_give_up("range: %s", cause.text);
-    int r = ops->range_map(worker.range, offset, message->value, message->fd, message->more & 1, &cause);
+    int r = ops->range_map(worker.range, chunk, chunks, &cause);
     if (r < 0)
         print_message("range_map: %s\n", cause.text);
-    worker.bytes = message->value;
-    worker.memory = ops->range_locate(worker.range, offset);
+    worker.bytes = chunk[chunks - 1].bytes;
+    worker.memory = ops->range_locate(worker.range, chunk[chunks - 1].offset);
     return answer("", r);
+}
+
+/* `more` says where, and in bit 0 whether for writing. */
+static struct process_message map(const struct process_message *message) {
+    const struct oscar_range_chunk chunk = {.offset = message->more & ~(uint64_t)1,
+                                            .bytes = message->value,
+                                            .fd = message->fd,
+                                            .writable = message->more & 1};
+    return map_chunks(&chunk, 1);
+}
+
+/* The chunk again and again, side by side: half of it for reading, half for writing. */
+static struct process_message map_neighbours(const struct process_message *message) {
+    struct oscar_range_chunk chunk[NEIGHBOURS];
+    for (uint32_t i = 0; i < NEIGHBOURS; i++)
+        chunk[i] = (struct oscar_range_chunk){
+            .offset = i * message->value, .bytes = message->value, .fd = message->fd, .writable = i >= NEIGHBOURS / 2};
+    return map_chunks(chunk, NEIGHBOURS);
+}
+
+static struct process_message look_at(const struct process_message *message) {
+    worker.memory = worker.rig->ops->range_locate(worker.range, message->value);
+    return answer("", 0);
 }
 
 static struct process_message adopt(const struct process_message *message) {
@@ -129,6 +152,10 @@ static struct process_message serve(const struct process_message *message) {
         return export(message);
     if (strcmp(word, "map") == 0)
         return map(message);
+    if (strcmp(word, "map neighbours") == 0)
+        return map_neighbours(message);
+    if (strcmp(word, "look at") == 0)
+        return look_at(message);
     if (strcmp(word, "adopt") == 0)
         return adopt(message);
     if (strcmp(word, "write word") == 0)
@@ -268,6 +295,26 @@ static void a_writer_writes_for_all(void **state) {
     assert_int_equal(ask(&reader, "read word", 0, 4096), 77);
     process_end(&writer);
     process_end(&reader);
+    process_end(&owner);
+    close(writable);
+    close(fd);
+}
+
+static void neighbours_are_mapped_by_one_call(void **state) {
+    (void)state;
+    int fd;
+    struct process owner = start_owner(CHUNK_BYTES, &fd), mapper = process_start("work", form);
+    int writable = export_from(&owner, true);
+    assert_int_equal(pass(&mapper, "map neighbours", writable, CHUNK_BYTES, 0), 0);
+    for (uint64_t i = 0; i < NEIGHBOURS; i++) {
+        ask(&mapper, "look at", i * CHUNK_BYTES, 0);
+        assert_true(ask(&mapper, "holds", seed, 0));
+    }
+    assert_int_equal(ask(&mapper, "write word", 55, CHUNK_BYTES - 8), 0); /* in the last one */
+    ask(&mapper, "look at", 0, 0);
+    assert_int_equal(ask(&mapper, "read word", 0, CHUNK_BYTES - 8), 55);
+    assert_int_equal(ask(&owner, "read word", 0, CHUNK_BYTES - 8), 55);
+    process_end(&mapper);
     process_end(&owner);
     close(writable);
     close(fd);
@@ -433,6 +480,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(memory_of_the_rig_is_poison),
         WITH_VMM(another_process_reads_what_the_owner_writes),
         WITH_VMM(a_writer_writes_for_all),
+        WITH_VMM(neighbours_are_mapped_by_one_call),
         WITH_VMM(memory_outlives_its_killed_owner_in_a_reader),
         WITH_VMM(memory_outlives_its_killed_owner_in_a_descriptor),
         WITH_VMM(a_writer_killed_with_a_kernel_running_leaves_the_memory),
@@ -442,6 +490,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest handles[] = {
         WITH_IPC(another_process_reads_what_the_owner_writes),
         WITH_IPC(a_writer_writes_for_all),
+        WITH_IPC(neighbours_are_mapped_by_one_call),
         WITH_IPC(a_reader_by_handle_can_write),
         WITH_IPC(a_handle_dies_with_its_owner),
     };

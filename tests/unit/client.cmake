@@ -8,6 +8,8 @@ foreach(subject handshake deadline pages seq threads)
     LIBS oscar_client oscar_fake_oscard)
 endforeach()
 
+oscar_test(client_mapping SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_mapping.c ${CMAKE_CURRENT_LIST_DIR}/client_fixture.c
+  LIBS oscar_client oscar_fake_oscard)
 oscar_test(client_memory SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_memory.c ${CMAKE_CURRENT_LIST_DIR}/client_fixture.c
   LIBS oscar_client oscar_fake_oscard)
 target_link_options(client_memory PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc)

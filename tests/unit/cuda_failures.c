@@ -46,9 +46,12 @@ static int use_chunks(struct oscar_device *device, struct oscar_cause *cause) {
     if (r == 0)
         r = ops->range_reserve(device, 4 * UNIT, &range, cause);
     if (r == 0 && ops->chunk_descriptor(chunk, &kept, NULL) == 0) { /* the form that has descriptors */
-        r = ops->range_map(range, UNIT, UNIT, fd, false, cause);
+        const struct oscar_range_chunk reading[] = {{.offset = 0, .bytes = UNIT, .fd = fd},
+                                                    {.offset = UNIT, .bytes = UNIT, .fd = fd}};
+        const struct oscar_range_chunk writing = {.offset = UNIT, .bytes = UNIT, .fd = fd, .writable = true};
+        r = ops->range_map(range, reading, 2, cause);
         if (r == 0)
-            r = ops->range_map(range, UNIT, UNIT, fd, true, cause);
+            r = ops->range_map(range, &writing, 1, cause);
         if (r == 0) {
             r = ops->chunk_adopt(device, kept, UNIT, &adopted, cause);
             kept = -1;

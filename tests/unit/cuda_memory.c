@@ -135,8 +135,12 @@ static struct oscar_range *make_range(uint64_t bytes) {
     return range;
 }
 
+static int map_told(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, struct oscar_cause *cause) {
+    return ops->range_map(range, &(struct oscar_range_chunk){.offset = offset, .bytes = bytes, .fd = fd}, 1, cause);
+}
+
 static int map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd) {
-    return ops->range_map(range, offset, bytes, fd, false, NULL);
+    return map_told(range, offset, bytes, fd, NULL);
 }
 
 static void a_new_chunk_is_zero(void **state) {
@@ -193,6 +197,144 @@ static void a_range_maps_whole_chunks_where_it_is_told(void **state) {
     ops->range_free(NULL);
     close(fds[0]);
     close(fds[1]);
+}
+
+/* Whether the byte can be read, and written: the kernel tells without a fault. */
+static bool readable(const uint8_t *address) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    bool done = write(ends[1], address, 1) == 1;
+    close(ends[0]);
+    close(ends[1]);
+    return done;
+}
+
+static bool writable(uint8_t *address) {
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    bool done = read(zeros, address, 1) == 1;
+    close(zeros);
+    return done;
+}
+
+static void a_thousand_neighbours_are_made_accessible_by_one_call(void **state) {
+    (void)state;
+    enum { COUNT = 1000 };
+    static struct oscar_range_chunk chunk[COUNT];
+    struct oscar_chunk *owned = make_chunk(UNIT);
+    struct oscar_range *range = make_range(COUNT * UNIT);
+    int fd = export(owned);
+    for (uint32_t i = 0; i < COUNT; i++)
+        chunk[i] = (struct oscar_range_chunk){.offset = i * UNIT, .bytes = UNIT, .fd = fd};
+    fake->counting = "cuMemSetAccess";
+    unsigned calls = atomic_load(&fake->calls);
+    assert_int_equal(ops->range_map(range, chunk, COUNT, NULL), 0);
+    assert_int_equal(atomic_load(&fake->counted), 1);
+    /* An import and a mapping each; entering the context is one more. */
+    assert_int_equal(atomic_load(&fake->calls) - calls, 2 * COUNT + 2);
+    memset(ops->chunk_address(owned), 3, UNIT);
+    for (uint32_t i = 0; i < COUNT; i++)
+        assert_int_equal(ops->range_address(range)[i * UNIT + i], 3);
+    ops->range_free(range);
+    ops->chunk_free(owned);
+    close(fd);
+}
+
+/* Three runs of equal access: two to read, two to write, and one more behind a gap. */
+#define RUNS 3
+static const struct oscar_range_chunk runs[] = {
+    {.offset = UNIT, .bytes = UNIT},
+    {.offset = 2 * UNIT, .bytes = UNIT},
+    {.offset = 3 * UNIT, .bytes = UNIT, .writable = true},
+    {.offset = 4 * UNIT, .bytes = UNIT, .writable = true},
+    {.offset = 6 * UNIT, .bytes = UNIT, .writable = true},
+};
+#define RUN_CHUNKS (sizeof(runs) / sizeof(*runs))
+
+static int map_runs(struct oscar_range *range, int fd) {
+    struct oscar_range_chunk chunk[RUN_CHUNKS];
+    memcpy(chunk, runs, sizeof(runs));
+    for (uint32_t i = 0; i < RUN_CHUNKS; i++)
+        chunk[i].fd = fd;
+    return ops->range_map(range, chunk, RUN_CHUNKS, NULL);
+}
+
+static void each_run_has_an_access_of_its_own(void **state) {
+    (void)state;
+    struct oscar_chunk *owned = make_chunk(UNIT);
+    struct oscar_range *range = make_range(8 * UNIT);
+    int fd = export(owned);
+    fake->counting = "cuMemSetAccess";
+    assert_int_equal(map_runs(range, fd), 0);
+    assert_int_equal(atomic_load(&fake->counted), RUNS);
+    for (uint32_t i = 0; i < RUN_CHUNKS; i++) {
+        uint8_t *memory = ops->range_address(range) + runs[i].offset;
+        assert_true(readable(memory) && readable(memory + UNIT - 1));
+        assert_int_equal(writable(memory), runs[i].writable);
+        assert_int_equal(writable(memory + UNIT - 1), runs[i].writable);
+    }
+    assert_false(readable(ops->range_address(range) + 5 * UNIT));
+    ops->range_free(range);
+    ops->chunk_free(owned);
+    close(fd);
+}
+
+static void a_call_that_fails_in_between_leaves_nothing_mapped(void **state) {
+    (void)state;
+    struct oscar_chunk *owned = make_chunk(UNIT);
+    struct oscar_range *range = make_range(8 * UNIT);
+    int fd = export(owned), live = atomic_load(&fake->live);
+    fake->failure = CUDA_ERROR_OUT_OF_MEMORY;
+    unsigned failures = 0;
+    for (;;) {
+        fake->fail_at = atomic_load(&fake->calls) + 1 + failures;
+        if (map_runs(range, fd) == 0)
+            break;
+        failures++;
+        for (uint64_t offset = 0; offset < 8 * UNIT; offset += UNIT)
+            assert_false(readable(ops->range_address(range) + offset));
+        assert_int_equal(atomic_load(&fake->live), live);
+    }
+    assert_int_equal(failures, 1 + 2 * RUN_CHUNKS + RUNS); /* the context, imports and mappings, accesses */
+    for (uint32_t i = 0; i < RUN_CHUNKS; i++)
+        assert_true(readable(ops->range_address(range) + runs[i].offset));
+    ops->range_free(range);
+    ops->chunk_free(owned);
+    close(fd);
+}
+
+static void chunks_that_are_refused_change_nothing(void **state) {
+    (void)state;
+    struct oscar_chunk *first = make_chunk(UNIT), *second = make_chunk(UNIT);
+    struct oscar_range *range = make_range(4 * UNIT);
+    int fd = export(first), other = open("/dev/null", O_RDWR | O_CLOEXEC), newer = export(second);
+    memset(ops->chunk_address(first), 1, UNIT);
+    memset(ops->chunk_address(second), 2, UNIT);
+    assert_int_equal(map(range, 0, UNIT, fd), 0);
+    const struct oscar_range_chunk wrong[][2] = {
+        {{.offset = 0, .bytes = UNIT, .fd = newer}, {.offset = UNIT, .bytes = UNIT, .fd = other}},
+        {{.offset = 0, .bytes = UNIT, .fd = newer}, {.offset = 0, .bytes = UNIT, .fd = newer}},
+        {{.offset = UNIT, .bytes = UNIT, .fd = newer}, {.offset = 0, .bytes = UNIT, .fd = newer}},
+        {{.offset = 0, .bytes = 2 * UNIT, .fd = newer}, {.offset = UNIT, .bytes = UNIT, .fd = newer}},
+        {{.offset = 0, .bytes = UNIT, .fd = newer}, {.offset = 4 * UNIT, .bytes = UNIT, .fd = newer}},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        assert_int_equal(ops->range_map(range, wrong[i], 2, NULL), OSCAR_ERR_INVALID);
+        assert_int_equal(ops->range_address(range)[0], 1);
+        assert_false(readable(ops->range_address(range) + UNIT));
+    }
+    const struct oscar_range_chunk right[] = {{.offset = 0, .bytes = UNIT, .fd = newer},
+                                              {.offset = 2 * UNIT, .bytes = UNIT, .fd = fd}};
+    assert_int_equal(ops->range_map(range, right, 2, NULL), 0); /* around and in the place of what is there */
+    assert_int_equal(map(range, UNIT, UNIT, fd), 0);
+    assert_int_equal(ops->range_address(range)[0], 2);
+    assert_int_equal(ops->range_address(range)[2 * UNIT], 1);
+    assert_int_equal(ops->range_unmap(range, 0, 4 * UNIT), 0);
+    close(fd);
+    close(other);
+    close(newer);
+    ops->range_free(range);
+    ops->chunk_free(second);
+    ops->chunk_free(first);
 }
 
 static void any_other_descriptor_is_an_invalid_argument(void **state) {
@@ -299,9 +441,9 @@ static void a_handle_of_another_gpu_or_size_is_refused(void **state) {
     int fd = export(chunk), small_fd = export(small);
     struct oscar_range *range = make_range(2 * UNIT);
     struct oscar_cause cause = {""};
-    assert_int_equal(ops->range_map(range, 0, UNIT, fd, false, &cause), OSCAR_ERR_INVALID);
+    assert_int_equal(map_told(range, 0, UNIT, fd, &cause), OSCAR_ERR_INVALID);
     assert_non_null(strstr(cause.text, "lies on GPU-b0b1b2b3"));
-    assert_int_equal(ops->range_map(range, 0, 2 * UNIT, small_fd, false, &cause), OSCAR_ERR_INVALID);
+    assert_int_equal(map_told(range, 0, 2 * UNIT, small_fd, &cause), OSCAR_ERR_INVALID);
     assert_non_null(strstr(cause.text, "2097152 bytes where 4194304 are needed"));
     close(fd);
     close(small_fd);
@@ -322,7 +464,7 @@ static void descriptors_are_refused_where_nothing_can_map_them(void **state) {
     assert_int_equal(open_form(OSCAR_SHARE_AUTO, NULL), 0);
     struct oscar_range *range = make_range(UNIT);
     struct oscar_cause cause = {""};
-    assert_int_equal(ops->range_map(range, 0, UNIT, fd, false, &cause), OSCAR_ERR_UNSUPPORTED);
+    assert_int_equal(map_told(range, 0, UNIT, fd, &cause), OSCAR_ERR_UNSUPPORTED);
     assert_non_null(strstr(cause.text, "let the daemon share by IPC handles"));
     close(fd);
     ops->range_free(range);
@@ -342,6 +484,10 @@ int main(void) {
         WITH_VMM(a_new_chunk_is_zero),
         WITH_VMM(sizes_are_multiples_of_the_granularity),
         WITH_VMM(a_range_maps_whole_chunks_where_it_is_told),
+        WITH_VMM(a_thousand_neighbours_are_made_accessible_by_one_call),
+        WITH_VMM(each_run_has_an_access_of_its_own),
+        WITH_VMM(a_call_that_fails_in_between_leaves_nothing_mapped),
+        WITH_VMM(chunks_that_are_refused_change_nothing),
         WITH_VMM(any_other_descriptor_is_an_invalid_argument),
         WITH_VMM(a_kept_descriptor_is_adopted_with_its_bytes),
         WITH_VMM(the_self_test_finds_memory_that_is_not_shared),

@@ -43,6 +43,11 @@ static int export_chunk(struct oscar_chunk *chunk, bool writable) {
     return fd;
 }
 
+static int map(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable) {
+    struct oscar_range_chunk chunk = {.offset = offset, .bytes = bytes, .fd = fd, .writable = writable};
+    return ops->range_map(range, &chunk, 1, NULL);
+}
+
 /* True when touching the byte kills a process. */
 static bool faults(uint8_t *address, bool write) {
     pid_t child = fork();
@@ -129,8 +134,8 @@ static void writes_of_owner_and_writer_reach_all_readers(void **state) {
     assert_int_equal(ops->range_reserve(device, 4 * CHUNK_BYTES, &range, NULL), 0);
     int reader = export_chunk(chunk, false);
     int writer = export_chunk(chunk, true);
-    assert_int_equal(ops->range_map(range, 0, CHUNK_BYTES, reader, false, NULL), 0);
-    assert_int_equal(ops->range_map(range, 2 * CHUNK_BYTES, CHUNK_BYTES, writer, true, NULL), 0);
+    assert_int_equal(map(range, 0, CHUNK_BYTES, reader, false), 0);
+    assert_int_equal(map(range, 2 * CHUNK_BYTES, CHUNK_BYTES, writer, true), 0);
     close(reader);
     close(writer);
     uint8_t *base = ops->range_address(range);
@@ -223,19 +228,46 @@ static void a_range_refuses_what_would_fault_later(void **state) {
     int fd = export_chunk(chunk, false);
     size_t page = ops->granularity(device);
     assert_int_equal(ops->range_reserve(device, 4 * CHUNK_BYTES, &range, NULL), 0);
-    assert_int_equal(ops->range_map(range, 0, 2 * CHUNK_BYTES, fd, false, NULL),
-                     OSCAR_ERR_INVALID); /* would be SIGBUS */
-    assert_int_equal(ops->range_map(range, 4 * CHUNK_BYTES, CHUNK_BYTES, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, 4 * CHUNK_BYTES - page, CHUNK_BYTES, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, UINT64_MAX - page + 1, CHUNK_BYTES, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, page / 2, CHUNK_BYTES, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, 0, 0, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, 0, page - 1, fd, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, 0, CHUNK_BYTES, -1, false, NULL), OSCAR_ERR_INVALID);
-    assert_int_equal(ops->range_map(range, 0, CHUNK_BYTES, fd, true, NULL), OSCAR_ERR_PERMISSION);
+    assert_int_equal(map(range, 0, 2 * CHUNK_BYTES, fd, false), OSCAR_ERR_INVALID); /* would be SIGBUS */
+    assert_int_equal(map(range, 4 * CHUNK_BYTES, CHUNK_BYTES, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, 4 * CHUNK_BYTES - page, CHUNK_BYTES, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, UINT64_MAX - page + 1, CHUNK_BYTES, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, page / 2, CHUNK_BYTES, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, 0, 0, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, 0, page - 1, fd, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, 0, CHUNK_BYTES, -1, false), OSCAR_ERR_INVALID);
+    assert_int_equal(map(range, 0, CHUNK_BYTES, fd, true), OSCAR_ERR_PERMISSION);
     assert_int_equal(ops->range_unmap(range, 4 * CHUNK_BYTES, page), OSCAR_ERR_INVALID);
     assert_true(faults(ops->range_address(range), false)); /* still reserved after the failures */
     close(fd);
+    ops->range_free(range);
+    ops->chunk_free(chunk);
+}
+
+static void chunks_of_one_call_are_mapped_together_or_not_at_all(void **state) {
+    (void)state;
+    struct oscar_range *range;
+    struct oscar_chunk *chunk = make_chunk(CHUNK_BYTES);
+    int reader = export_chunk(chunk, false), writer = export_chunk(chunk, true);
+    assert_int_equal(ops->range_reserve(device, 4 * CHUNK_BYTES, &range, NULL), 0);
+    uint8_t *base = ops->range_address(range);
+    struct oscar_range_chunk both[] = {{.offset = CHUNK_BYTES, .bytes = CHUNK_BYTES, .fd = reader},
+                                       {.offset = 2 * CHUNK_BYTES, .bytes = CHUNK_BYTES, .fd = reader}};
+    both[1].writable = true; /* which the descriptor does not let through */
+    assert_int_equal(ops->range_map(range, both, 2, NULL), OSCAR_ERR_PERMISSION);
+    assert_true(faults(base + CHUNK_BYTES, false) && faults(base + 2 * CHUNK_BYTES, false));
+    both[1].fd = writer;
+    assert_int_equal(ops->range_map(range, both, 2, NULL), 0);
+    base[2 * CHUNK_BYTES] = 7;
+    assert_int_equal(base[CHUNK_BYTES], 7);
+    assert_true(faults(base + CHUNK_BYTES, true));
+    const struct oscar_range_chunk falling[] = {both[1], both[0]};
+    assert_int_equal(ops->range_map(range, falling, 2, NULL), OSCAR_ERR_INVALID);
+    both[1].offset -= ops->granularity(device);
+    assert_int_equal(ops->range_map(range, both, 2, NULL), OSCAR_ERR_INVALID);
+    assert_int_equal(base[CHUNK_BYTES], 7); /* what was there still is */
+    close(reader);
+    close(writer);
     ops->range_free(range);
     ops->chunk_free(chunk);
 }
@@ -247,7 +279,7 @@ static void a_pool_beyond_four_gibibytes_is_addressed_in_full(void **state) {
     struct oscar_range *range;
     assert_int_equal(ops->range_reserve(device, 2 * bytes, &range, NULL), 0);
     int fd = export_chunk(chunk, true);
-    assert_int_equal(ops->range_map(range, bytes, bytes, fd, true, NULL), 0);
+    assert_int_equal(map(range, bytes, bytes, fd, true), 0);
     close(fd);
     uint8_t *imported = ops->range_address(range) + bytes;
     const uint64_t far = (UINT64_C(5) << 30) + 123;
@@ -286,6 +318,7 @@ int main(void) {
         cmocka_unit_test(a_chunk_outlives_its_process_through_its_descriptor),
         cmocka_unit_test(what_is_not_a_chunk_is_not_adopted_and_its_descriptor_is_closed),
         cmocka_unit_test(a_range_refuses_what_would_fault_later),
+        cmocka_unit_test(chunks_of_one_call_are_mapped_together_or_not_at_all),
         cmocka_unit_test(a_pool_beyond_four_gibibytes_is_addressed_in_full),
         cmocka_unit_test(sizes_that_are_not_whole_pages_are_refused_in_words),
     };

@@ -50,6 +50,13 @@ struct oscar_device_options {
     enum oscar_share share; /* of the chunks made here; the host has one way only and ignores it */
 };
 
+/* A chunk of another process, and where a range maps it. */
+struct oscar_range_chunk {
+    uint64_t offset, bytes; /* in the range */
+    int fd;                 /* what its owner exported; not taken */
+    bool writable;
+};
+
 /* A fence slot: a 64-bit counter in host memory shared by one worker and the daemon. Only the worker's stream raises it. */
 typedef _Atomic uint64_t oscar_fence_slot;
 
@@ -212,11 +219,12 @@ struct oscar_device_ops {
     /* Where byte `offset` of the range, which is mapped, lies. Chunks follow each other from range_address on, except where
      * the backend cannot choose the address of an imported one (cuda with OSCAR_SHARE_IPC). */
     uint8_t *(*range_locate)(const struct oscar_range *range, uint64_t offset);
-    /* Maps an imported descriptor at `offset`, replacing what was there. Does not take `fd` (the caller closes it).
-     * OSCAR_ERR_INVALID outside the range or where the descriptor has fewer bytes (cuda: other than `bytes`, or where a part of
-     * another chunk would stay mapped), OSCAR_ERR_PERMISSION, OSCAR_ERR_UNSUPPORTED, OSCAR_ERR_STALE (an IPC handle whose owner is
-     * gone). */
-    int (*range_map)(struct oscar_range *range, uint64_t offset, uint64_t bytes, int fd, bool writable,
+    /* Maps chunks, given by rising offset, in the place of what was there; many in one call, because that is what an attach
+     * costs (cuda: neighbours of equal access are made accessible together). All or nothing: after a failure none of them is
+     * mapped, and what was there still is only if a place or a descriptor was refused. OSCAR_ERR_INVALID outside the range,
+     * where chunks overlap, or where a descriptor has fewer bytes (cuda: other than `bytes`, or where a part of another chunk
+     * would stay mapped), OSCAR_ERR_PERMISSION, OSCAR_ERR_UNSUPPORTED, OSCAR_ERR_STALE (an IPC handle whose owner is gone). */
+    int (*range_map)(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                      struct oscar_cause *cause);
     int (*range_unmap)(struct oscar_range *range, uint64_t offset, uint64_t bytes);
     void (*range_free)(struct oscar_range *range);
