@@ -8,7 +8,7 @@
  * truncates; sums over units are added to registers.
  *
  * Packed (kernels and bytes: proto/page.h): logits are s_t (q c_t - z_t sum q), with codes as bytes and q in 16-bit fixed point:
- * exact. Probabilities times the scale of V enter as FP16, codes of V as FP16 subnormals: code * 4^j * 2^-24.
+ * exact. Probabilities times the scale of V enter in two FP16 terms, codes of V as FP16 subnormals: code * 4^j * 2^-24.
  *
  * Dense: q as the same fixed point, whose bytes BF16 holds; probabilities in two BF16 terms.
  */
@@ -328,42 +328,51 @@ static __device__ __forceinline__ void load_scales(uint32_t slot_scales, int til
     v[1] = half_floats(words.w);
 }
 
-/* What V is weighed with: a page's probabilities times its scales, as FP16 holds them, in pairs (4 columns: row halves; 8: the
- * lane's columns, a register a half); and sums over the lane's tokens, of the probabilities and of the weighted zeros. The zeros
- * take the rounded weights, so that a weight's rounding counts with c - z and not with c. */
+/* What V is weighed with: a page's probabilities times its scales, each as two FP16 terms, the second what the first cuts off; and
+ * sums over the lane's tokens, of the probabilities and of the weighted zeros. One register holds, of one row half, with 4
+ * columns the lane's column's two terms, with 8 one term of its two columns. */
 template <int C> struct weights {
-    uint32_t pair[4][C / 4];
-    float sum[C / 4], zeros[C / 4];
+    static constexpr int columns = C / 4;
+    uint32_t pair[4][2][columns];
+    float sum[columns], zeros[columns];
+    __device__ __forceinline__ void set(int tile, int half, const float (&weight)[columns]) {
+        float first[columns], second[columns];
+#pragma unroll
+        for (int e = 0; e < columns; e++) {
+            first[e] = __uint_as_float(__float_as_uint(weight[e]) & 0xFFFFE000U); /* FP16's bits of it */
+            second[e] = weight[e] - first[e];
+        }
+        if constexpr (C == 4) {
+            pair[tile][half][0] = half_pair(first[0], second[0]);
+        } else {
+            pair[tile][half][0] = half_pair(first[0], first[1]);
+            pair[tile][half][1] = half_pair(second[0], second[1]);
+        }
+    }
+    __device__ __forceinline__ void get(int tile, int half, float (&weight)[columns]) const {
+        float2 x = half_floats(pair[tile][half][0]), y = half_floats(pair[tile][half][columns - 1]);
+        const float first[2] = {x.x, x.y}, second[2] = {C == 4 ? x.y : y.x, y.y};
+#pragma unroll
+        for (int e = 0; e < columns; e++) /* where the first is infinite, the second is NaN */
+            weight[e] = fmaxf(first[e], first[e] + second[e]);
+    }
 };
 
-/* Adds the weights of one tile. */
-template <int C>
-static __device__ __forceinline__ void weights_add(weights<C> &weights, int tile, const float (&weight)[2][C / 4],
-                                                   const float2 (&v)[2]) {
-    constexpr int last = C / 4 - 1;
-#pragma unroll
-    for (int i = 0; i <= last; i++) {
-        uint32_t pair = C == 4 ? half_pair(weight[0][0], weight[1][0]) : half_pair(weight[i][0], weight[i][last]);
-        float2 rounded = half_floats(pair);
-        weights.pair[tile][i] = pair;
-        weights.zeros[0] = fmaf(rounded.x, v[i].y, weights.zeros[0]);
-        weights.zeros[last] = fmaf(rounded.y, v[C == 4 ? 1 : i].y, weights.zeros[last]);
-    }
-}
-
-/* Adds the weighted codes of V. */
+/* Adds the weighted codes of V. 4 columns: of the result's columns 2t and 2t + 1, which a lane has, one is of first terms, the other
+ * of second ones. 8 columns: an instruction for each term. */
 template <int D, int C>
 static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t slot, const weights<C> &weights) {
     constexpr int W = D / 64, columns = C / 4;
     /* Dims at a time: all, or the fields of the low bytes, then those of the high ones, where registers are short. */
     constexpr int passes = W > 1 && C == 8 ? 2 : 1, tiles = D / 16 / passes;
-    uint32_t b[4][2];
+    uint32_t b[4][columns][2];
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++) {
-        b[tile][0] = transpose(weights.pair[tile][0]);
-        /* With 4 columns the odd ones are of no use, but hold what the even ones need. */
-        b[tile][1] = C == 4 ? __shfl_xor_sync(WARP_LANES, b[tile][0], 4) : transpose(weights.pair[tile][columns - 1]);
-    }
+    for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+        for (int i = 0; i < columns; i++) {
+            b[tile][i][0] = transpose(weights.pair[tile][0][i]);
+            b[tile][i][1] = transpose(weights.pair[tile][1][i]);
+        }
 #pragma unroll
     for (int pass = 0; pass < passes; pass++) {
         float fresh[tiles][4] = {};
@@ -380,17 +389,19 @@ static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t s
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     uint32_t mask = 0x00030003U << (2 * j);
-                    if constexpr (W == 1) {
-                        if (high == 0)
-                            multiply_half(fresh[j], word[0] & mask, codes[0] >> 8 & mask, word[1] & mask,
-                                          codes[1] >> 8 & mask, b[tile][0], b[tile][1]);
-                    } else {
 #pragma unroll
-                        for (int r = 0; r < W; r += 2)
-                            multiply_half(fresh[W / 2 * (passes == 2 ? j : j + 4 * high) + r / 2], word[r] & mask,
-                                          word[r + 1] & mask, word[W + r] & mask, word[W + r + 1] & mask, b[tile][0],
-                                          b[tile][1]);
-                    }
+                    for (int i = 0; i < columns; i++)
+                        if constexpr (W == 1) {
+                            if (high == 0)
+                                multiply_half(fresh[j], word[0] & mask, codes[0] >> 8 & mask, word[1] & mask,
+                                              codes[1] >> 8 & mask, b[tile][i][0], b[tile][i][1]);
+                        } else {
+#pragma unroll
+                            for (int r = 0; r < W; r += 2)
+                                multiply_half(fresh[W / 2 * (passes == 2 ? j : j + 4 * high) + r / 2], word[r] & mask,
+                                              word[r + 1] & mask, word[W + r] & mask, word[W + r + 1] & mask,
+                                              b[tile][i][0], b[tile][i][1]);
+                        }
                 }
             }
         }
@@ -401,9 +412,10 @@ static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t s
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
-                for (int e = 0; e < columns; e++)
-                    state.sum[pass * tiles + i][half][e] =
-                        fmaf(fresh[i][2 * half + e], unit, state.sum[pass * tiles + i][half][e]);
+                for (int e = 0; e < columns; e++) {
+                    float sum = C == 4 ? fresh[i][2 * half] + fresh[i][2 * half + 1] : fresh[i][2 * half + e];
+                    state.sum[pass * tiles + i][half][e] = fmaf(sum, unit, state.sum[pass * tiles + i][half][e]);
+                }
         }
     }
 }
@@ -420,25 +432,22 @@ static __device__ __forceinline__ void hide(weights<C> &weights, uint32_t slot, 
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) {
         float2 k[2], v[2];
-        float weight[2][C / 4];
+        float weight[C / 4];
         load_scales(slot + 32 * D, tile, k, v);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t token = position + 16 * tile + 8 * half + ((threadIdx.x & 31) >> 2);
-            float2 pair = half_floats(weights.pair[tile][C == 4 ? 0 : half]);
-            bool seen = false;
+            weights.get(tile, half, weight);
 #pragma unroll
             for (int e = 0; e < C / 4; e++) {
                 bool visible = token < sight.limit<C>(e);
-                weight[half][e] = visible ? ((C == 4 ? half : e) == 0 ? pair.x : pair.y) : 0.0F;
-                weights.sum[e] += visible ? __fdividef(weight[half][e], v[half].x) : 0.0F;
-                greatest = fmaxf(greatest, weight[half][e]);
-                seen |= visible;
+                weight[e] = visible ? weight[e] : 0.0F;
+                weights.sum[e] += visible ? __fdividef(weight[e], v[half].x) : 0.0F;
+                weights.zeros[e] += visible ? weight[e] * v[half].y : 0.0F;
+                greatest = fmaxf(greatest, weight[e]);
             }
-            if (!seen)
-                v[half].y = 0.0F;
+            weights.set(tile, half, weight);
         }
-        weights_add<C>(weights, tile, weight, v);
     }
 }
 
@@ -498,12 +507,12 @@ static __device__ __forceinline__ float weigh(const state<D, C> &state, const qu
 #pragma unroll
         for (int tile = first; tile < first + together; tile++) {
             float2 k[2], v[2];
-            float d[4], weight[2][columns];
+            float d[4], weight[columns];
             load_scales(slot + 32 * D, tile, k, v);
             if constexpr (P > 0)
                 centre_tile<C, P>(centre, table, tile, d, c);
 #pragma unroll
-            for (int half = 0; half < 2; half++)
+            for (int half = 0; half < 2; half++) {
 #pragma unroll
                 for (int e = 0; e < columns; e++) {
                     float centred = fmaf(-k[half].y, query.sum[e], product[tile - first][half][e]);
@@ -512,10 +521,12 @@ static __device__ __forceinline__ float weigh(const state<D, C> &state, const qu
                         logit += d[2 * half + 1];
                     float p = exp2_approx(logit);
                     weights.sum[e] += p;
-                    weight[half][e] = p * v[half].x;
-                    greatest = fmaxf(greatest, weight[half][e]);
+                    weight[e] = p * v[half].x;
+                    weights.zeros[e] = fmaf(weight[e], v[half].y, weights.zeros[e]);
+                    greatest = fmaxf(greatest, weight[e]);
                 }
-            weights_add<C>(weights, tile, weight, v);
+                weights.set(tile, half, weight);
+            }
         }
     }
     return greatest;
@@ -539,12 +550,18 @@ static __device__ __forceinline__ void attend_packed(state<D, C> &state, const q
             for (int e = 0; e < C / 4; e++) {
                 weights.sum[e] = fminf(weights.sum[e], highest);
                 weights.zeros[e] = 0.0F;
-#pragma unroll
-                for (int tile = 0; tile < 4; tile++) {
-                    float2 pair = half_floats(weights.pair[tile][e]);
-                    weights.pair[tile][e] = half_pair(fminf(pair.x, highest), fminf(pair.y, highest));
-                }
             }
+#pragma unroll
+            for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float weight[C / 4];
+                    weights.get(tile, half, weight);
+#pragma unroll
+                    for (int e = 0; e < C / 4; e++)
+                        weight[e] = fminf(weight[e], highest);
+                    weights.set(tile, half, weight);
+                }
             break;
         }
         follow<D, C, P>(state, query, centre, table, slot, sights, position);
