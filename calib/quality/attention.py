@@ -88,17 +88,26 @@ class Held:
             torch.from_numpy(np.stack([getattr(head, name) for head in heads])) for name in ("rotation_k", "rotation_v")
         )
         group = len(query) // len(key)
-        query, key, value = (x.half().float() for x in (query, key, value))
-        query = query @ rotation_k.repeat_interleave(group, 0)
-        key = (key @ rotation_k).bfloat16().float()
-        value = (value @ rotation_v).bfloat16().float()
-        output = self._pages(query, key, value, heads, scale)
+        query = query.half().float() @ rotation_k.repeat_interleave(group, 0)
+        key, value = self._stored(layer, key, value, rotation_k, rotation_v)
+        output = self._pages(layer, query, key, value, heads, scale)
         return (output @ rotation_v.mT.repeat_interleave(group, 0)).half().float()
 
-    def _pages(self, query, key, value, heads, scale):
+    def _stored(self, _layer, key, value, rotation_k, rotation_v):
+        """Rows of K and V as they are stored."""
+        return (
+            (rows.half().float() @ rotation).bfloat16().float()
+            for rows, rotation in ((key, rotation_k), (value, rotation_v))
+        )
+
+    def _packed(self, _layer, _head, key, value):
+        """Is told the PackedRows of a head."""
+        self.packed_row_bytes = (key.nbytes + value.nbytes) / len(key.codes)
+
+    def _pages(self, layer, query, key, value, heads, scale):
         """Page by page, after the pages that have left the window until then are packed."""
         first, end = self._windows.packed(query.shape[1] - 1)
-        packed_key, packed_value = self._read_back(heads, key[:, first:end], value[:, first:end], first)
+        packed_key, packed_value = self._read_back(layer, heads, key[:, first:end], value[:, first:end], first)
         key, value = key.clone(), value.clone()
         outputs = []
         done = first
@@ -111,7 +120,7 @@ class Held:
             outputs.append(_causal(query[:, start:stop], key[:, :stop], value[:, :stop], start, scale))
         return torch.cat(outputs, dim=1)
 
-    def _read_back(self, heads, key, value, first):
+    def _read_back(self, layer, heads, key, value, first):
         """K and V, at positions from `first` on, as a reader of packed pages sees them."""
         positions = np.arange(first, first + key.shape[1])
         read_key, read_value = torch.empty_like(key), torch.empty_like(value)
@@ -124,5 +133,5 @@ class Held:
             packed_value = codec.pack(value[index].numpy(), head.rank_v)
             read_key[index] = torch.from_numpy(packed_key.unpack() + centre)
             read_value[index] = torch.from_numpy(packed_value.unpack())
-            self.packed_row_bytes = (packed_key.nbytes + packed_value.nbytes) / len(positions)
+            self._packed(layer, index, packed_key, packed_value)
         return read_key, read_value

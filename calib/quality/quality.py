@@ -76,6 +76,19 @@ def through_daemon(options, model, calibrations):
     return running()
 
 
+def study(options, model, calibrations, documents):
+    """JSON lines of agree.py or join.py."""
+    import agree
+    import join
+    from daemon import Daemon
+
+    measure_it = agree.measure if options.agree else join.measure
+    methods = [method for method in options.methods if method not in REFERENCE_ONLY]
+    with Daemon(options.oscard, options.work) as daemon:
+        for row in measure_it(model, calibrations, daemon, methods, documents, progress):
+            print(json.dumps(row), flush=True)
+
+
 def measure(model, run, methods, documents, contexts):
     """A row {method, context, ppl, kl, agree, bits} for each method and context."""
     scores = {method: [] for method in methods}
@@ -117,6 +130,9 @@ def parse_arguments():
     parser.add_argument(
         "--via", choices=("daemon", "reference"), default="daemon", help="where K and V lie (%(default)s)"
     )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--agree", action="store_true", help="instead: do both paths agree on equal K and V?")
+    instead.add_argument("--join", action="store_true", help="instead: KL by distance from where a prefix is joined")
     parser.add_argument("--methods", metavar="LIST", default=",".join(NAMES), help="with commas between (all)")
     parser.add_argument("--contexts", metavar="LIST", default=CONTEXTS, help="in tokens (%(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="(%(default)s)")
@@ -155,6 +171,9 @@ def main():
         QUICK_CALIBRATION_TOKENS if options.quick else CALIBRATION_TOKENS,
         progress,
     )
+    if options.agree or options.join:
+        study(options, model, calibrations, documents)
+        return
     if options.via == "daemon":
         runner = through_daemon(options, model, calibrations)
     else:
