@@ -2,13 +2,16 @@
 """Runs a method through oscard: the model's K and V lie in the daemon's pages, and attention reads them there.
 
 The text is given page by page, as decoding would: before each page the daemon has packed what it may
-(`OscarCache.settle`), so that a query reads as INT2 exactly what attention.Held says.
+(`OscarCache.settle`), so that a query reads as INT2 exactly what attention.Held says. For `bf16` it is given at once,
+with rotations that turn nothing: nothing is packed before it is committed.
 """
 
+import json
 import os
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -16,6 +19,7 @@ from oscar_kv.model import PAGE_TOKENS
 from oscar_kv.transformers import Worker
 
 _READY_S = 60
+_SETTLE_S = 60
 _BUDGET = "2G"
 
 
@@ -56,33 +60,55 @@ class Daemon:
 
 
 class ThroughDaemon:
-    """As quality.Reference, through a daemon."""
+    """As quality.Reference, through a daemon, which holds nothing but the text of one run."""
 
-    def __init__(self, model, calibrations, daemon):
-        self._model, self._calibrations, self._daemon = model, calibrations, daemon
+    def __init__(self, model, calibrations, programs):
+        self._model, self._calibrations, self._programs = model, calibrations, programs
 
     @torch.no_grad()
-    def run(self, method, ids):
-        path = self._calibrations.path(method)
-        base = self._model.model.base_model
-        hidden, bits = [], {}
-        with Worker(self._model.model, socket=self._daemon.socket, calibration=path.name) as worker:
-            sizes = worker.model.info()
-            with worker.cache(ids[None]) as cache:
-                if cache.hit_tokens != [0]:
-                    raise SystemExit("quality: the daemon knows this text already: its pages are packed too early")
-                for chunk in ids.split(PAGE_TOKENS):
-                    output = base(input_ids=chunk[None], cache=cache)
-                    hidden.append(output.last_hidden_state[0])
-                    cache.settle()
-                    (info,) = cache.info()
-                    bits[info.committed_tokens] = _bits(info, sizes)
-        return torch.cat(hidden), bits.__getitem__
+    def run(self, method, ids, contexts):
+        path = self._calibrations.path("naive" if method == "bf16" else method)
+        with (
+            Daemon(self._programs.oscard, path.parent) as daemon,
+            Worker(self._model.model, socket=daemon.socket, calibration=path.name) as worker,
+            worker.cache(ids[None]) as cache,
+        ):
+            held = Held(self._programs.oscarctl, daemon, cache)
+            if method == "bf16":
+                cache.commit = cache.abandon
+                hidden = self._step(cache, ids)
+                return hidden, [held.bits(len(ids))] * len(contexts)
+            hidden, bits = [], []
+            for chunk in ids.split(PAGE_TOKENS):
+                hidden.append(self._step(cache, chunk))
+                cache.settle()
+                committed = cache.get_seq_length()
+                if committed in contexts:
+                    bits.append(held.bits(committed))
+            return torch.cat(hidden), bits
+
+    def _step(self, cache, ids):
+        return self._model.model.base_model(input_ids=ids[None], cache=cache).last_hidden_state[0]
 
 
-def _bits(info, sizes):
-    """An element, from the bytes of the sequence's pages in their forms."""
-    pages = info.committed_tokens // PAGE_TOKENS
-    packed = info.packed_tokens // PAGE_TOKENS
-    held = packed * sizes.packed_page_bytes + (pages - packed) * sizes.dense_page_bytes
-    return held * 16 / (pages * sizes.dense_page_bytes)
+class Held:
+    """What the daemon holds for a cache, the only one that it has."""
+
+    def __init__(self, oscarctl, daemon, cache):
+        self._command = (oscarctl, "--runtime-dir", Path(daemon.socket).parent, "--json", "stats")
+        self._cache, self._sizes = cache, cache.worker.model.info()
+
+    def bits(self, tokens):
+        """An element of K and V of the first `tokens`, from the bytes in use: of these tokens' pages, and no others."""
+        (info,) = self._cache.info()
+        pages, packed = tokens // PAGE_TOKENS, info.packed_tokens // PAGE_TOKENS
+        expected = packed * self._sizes.packed_page_bytes + (pages - packed) * self._sizes.dense_page_bytes
+        deadline = time.monotonic() + _SETTLE_S
+        while (held := self._used_bytes()) != expected:  # the daemon frees what it has packed a little later
+            if time.monotonic() > deadline:
+                raise SystemExit(f"quality: oscard holds {held} bytes for {tokens} tokens, not {expected}")
+        return held * 16 / (pages * self._sizes.dense_page_bytes)
+
+    def _used_bytes(self):
+        said = subprocess.run(self._command, stdout=subprocess.PIPE, check=True).stdout
+        return json.loads(said)["oscar_memory_used_bytes"]

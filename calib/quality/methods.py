@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods under comparison, and the calibration file of each: made by oscar-calib from one capture, once."""
 
-import hashlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 import attention
 import calibration
+from results import digest
 
 _PUBLISHED = ("--rotation", "matrix", "--no-centre", "--rounding", "nearest", "--clip", ".96,.92")
 
@@ -30,17 +31,15 @@ class Calibrations:
         self._model, self._folder, self._program, self._progress = model, Path(folder), program, progress
         self._ids = model.ids(text)[:tokens]
         self._folder.mkdir(parents=True, exist_ok=True)
-        version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=True).stdout
-        self._key = hashlib.sha256(version + model.digest().encode() + self._ids.numpy().tobytes())
+        self._key = digest(model.digest(), self._ids.numpy().tobytes())
+        self._program_digest = digest(Path(shutil.which(program) or program))
 
     def path(self, method):
         """The calibration file of the method."""
         arguments = FITS["ours" if method == "ours-no-windows" else method]
         if arguments is None:
             return self._without_capture(method)
-        key = self._key.copy()
-        key.update(repr(arguments).encode())
-        path = self._folder / f"fit-{key.hexdigest()[:16]}.safetensors"
+        path = self._folder / f"fit-{digest(self._key, self._program_digest, arguments)}.safetensors"
         if not path.exists():
             capture = self._capture()
             self._progress(f"fitting {method}")
@@ -49,7 +48,8 @@ class Calibrations:
 
     def _without_capture(self, method):
         model = self._model
-        path = self._folder / f"{method}-{model.layers}-{model.kv_heads}-{model.head_dim}.safetensors"
+        key = digest(self._program_digest, model.name, model.layers, model.kv_heads, model.head_dim)
+        path = self._folder / f"{method}-{key}.safetensors"
         if path.exists():
             return path
         if method == "naive":
@@ -60,7 +60,7 @@ class Calibrations:
         return path
 
     def _capture(self):
-        path = self._folder / f"capture-{self._key.hexdigest()[:16]}.safetensors"
+        path = self._folder / f"capture-{self._key}.safetensors"
         if path.exists():
             return path
         self._progress(f"capturing Q, K and V of {len(self._ids)} tokens")

@@ -3,9 +3,10 @@
 """What a packed K/V cache costs a model on held-out text: perplexity, KL against BF16 and next-token agreement."""
 
 import argparse
-import contextlib
+import functools
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ import evaluation
 from calibration import Calibration
 from methods import NAMES, Calibrations
 from model import LanguageModel, default_path
-from windows import NONE, OSCAR
+from results import Results
+from windows import NONE, OSCAR, PAGE_TOKENS
 
 HERE = Path(__file__).resolve().parent
 CALIBRATION_TEXT = HERE / "texts/python-topics.txt"
@@ -25,7 +27,7 @@ EVALUATION_TEXTS = (HERE.parents[1] / "tests/data/smollm2-135m/text.txt", HERE /
 CALIBRATION_TOKENS = 8192
 CONTEXTS = "1024,2048,4096"
 QUICK_CALIBRATION_TOKENS = 2048
-REFERENCE_ONLY = ("bf16", "ours-no-windows")  # no daemon keeps all in BF16, or is without windows
+REFERENCE_ONLY = ("ours-no-windows",)  # no daemon packs the sink, or what an open sequence has in its recent window
 
 _start = time.monotonic()
 
@@ -40,11 +42,11 @@ class Reference:
     def __init__(self, model, calibrations):
         self._model, self._calibrations = model, calibrations
 
-    def run(self, method, ids):
-        """The hidden rows of the text, and bits an element at any context."""
+    def run(self, method, ids, contexts):
+        """The hidden rows of the text, and bits an element at each context."""
         if method == "bf16":
             attention.install(self._model.model, attention.bf16)
-            return self._model.hidden(ids), lambda _context: 16.0
+            return self._model.hidden(ids), [16.0] * len(contexts)
         windows = NONE if method == "ours-no-windows" else OSCAR
         held = attention.Held(Calibration(self._calibrations.path(method)), windows)
         attention.install(self._model.model, held)
@@ -57,23 +59,27 @@ class Reference:
             held_bytes = packed * held.packed_row_bytes + (context - packed) * dense_row_bytes
             return held_bytes * 8 / (context * 2 * self._model.head_dim)
 
-        return hidden, bits
+        return hidden, [bits(context) for context in contexts]
 
 
-def through_daemon(options, model, calibrations):
-    """A runner through a daemon, which ends with the context; what no daemon does is left to the float model."""
-    from daemon import Daemon, ThroughDaemon
-
-    daemon = Daemon(options.oscard, options.work)
+def paths(options, model, calibrations):
+    """What runs a method; what no daemon does is left to the float model."""
     reference = Reference(model, calibrations)
+    if options.via == "reference":
+        return lambda _method: reference
+    from daemon import ThroughDaemon
 
-    @contextlib.contextmanager
-    def running():
-        with daemon:
-            runner = ThroughDaemon(model, calibrations, daemon)
-            yield lambda method, ids: (reference if method in REFERENCE_ONLY else runner).run(method, ids)
+    daemon = ThroughDaemon(model, calibrations, options)
+    return lambda method: reference if method in REFERENCE_ONLY else daemon
 
-    return running()
+
+def kept_results(options, model):
+    """Results of earlier runs of these programs on this model, by this path."""
+    programs = [options.oscard, os.environ.get("OSCAR_LIBRARY")] if options.via == "daemon" else []
+    found = [Path(shutil.which(program) or program) for program in programs if program]
+    binding = HERE.parents[1] / "client/python/oscar_kv"
+    sources = [HERE / "requirements.txt", *sorted(HERE.glob("*.py")), *sorted(binding.rglob("*.py"))]
+    return Results(options.work, options.via, model.digest(), *found, *sources)
 
 
 def study(options, model, calibrations, documents):
@@ -83,34 +89,42 @@ def study(options, model, calibrations, documents):
     from daemon import Daemon
 
     measure_it = agree.measure if options.agree else join.measure
-    methods = [method for method in options.methods if method not in REFERENCE_ONLY]
+    methods = [method for method in options.methods if method not in ("bf16", *REFERENCE_ONLY)]
     with Daemon(options.oscard, options.work) as daemon:
         for row in measure_it(model, calibrations, daemon, methods, documents, progress):
             print(json.dumps(row), flush=True)
 
 
-def measure(model, run, methods, documents, contexts):
+def measure(model, calibrations, path, results, methods, documents, contexts):
     """A row {method, context, ppl, kl, agree, bits} for each method and context."""
     scores = {method: [] for method in methods}
     bits = {}
     for number, ids in enumerate(documents, 1):
-        hidden, bits["bf16"] = run("bf16", ids)
-        reference = evaluation.reference_probabilities(model, hidden, len(ids))
+
+        @functools.cache
+        def bf16(ids=ids):
+            """Hidden rows, bits, and the probabilities against which all are compared."""
+            hidden, bits = path("bf16").run("bf16", ids, contexts)
+            return hidden, bits, evaluation.reference_probabilities(model, hidden, len(ids))
+
         for method in methods:
-            if method != "bf16":
-                hidden, bits[method] = run(method, ids)
-            scores[method].append(evaluation.compare(model, hidden, reference, ids))
-            found = evaluation.summary(scores[method][-1:], len(ids))
-            told = f"perplexity {found['ppl']:.2f}, KL {found['kl']:.4f}"
-            progress(f"document {number} of {len(documents)}, {method}: {told}")
+            key = (method, ids.tolist(), contexts, *([] if method == "bf16" else [calibrations.path(method)]))
+            found = results.find(*key)
+            if found is None:
+                hidden, held, expected = bf16()
+                if method != "bf16":
+                    hidden, held = path(method).run(method, ids, contexts)
+                found = {**vars(evaluation.compare(model, hidden, expected, ids)), "bits": held}
+                results.keep(found, *key)
+            bits[method] = [float(held) for held in found.pop("bits")]
+            scores[method].append(evaluation.Scores(**{name: torch.as_tensor(found[name]) for name in found}))
+            told = evaluation.summary(scores[method][-1:], len(ids))
+            progress(
+                f"document {number} of {len(documents)}, {method}: perplexity {told['ppl']:.2f}, KL {told['kl']:.4f}"
+            )
     for method in methods:
-        for context in contexts:
-            yield {
-                "method": method,
-                "context": context,
-                **evaluation.summary(scores[method], context),
-                "bits": bits[method](context),
-            }
+        for context, held in zip(contexts, bits[method]):
+            yield {"method": method, "context": context, **evaluation.summary(scores[method], context), "bits": held}
 
 
 def print_table(rows):
@@ -138,7 +152,10 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="(%(default)s)")
     parser.add_argument("--oscar-calib", metavar="PROGRAM", default="oscar-calib", help="(%(default)s)")
     parser.add_argument("--oscard", metavar="PROGRAM", default="oscard", help="(%(default)s)")
-    parser.add_argument("--work", metavar="FOLDER", default="build/quality", help="for calibrations (%(default)s)")
+    parser.add_argument("--oscarctl", metavar="PROGRAM", default="oscarctl", help="(%(default)s)")
+    parser.add_argument(
+        "--work", metavar="FOLDER", default="build/quality", help="for calibrations and results (%(default)s)"
+    )
     options = parser.parse_args()
     options.methods = options.methods.split(",")
     for method in options.methods:
@@ -147,6 +164,8 @@ def parse_arguments():
     options.contexts = sorted(int(context) for context in options.contexts.split(","))
     if options.contexts[0] < evaluation.FIRST_TOKEN + 2:
         parser.error(f"a context has at least {evaluation.FIRST_TOKEN + 2} tokens")
+    if any(context % PAGE_TOKENS for context in options.contexts):
+        parser.error(f"a context is whole pages of {PAGE_TOKENS} tokens")
     return options
 
 
@@ -161,6 +180,8 @@ def main():
     shortest = min(map(len, documents))
     if shortest < contexts[-1]:
         contexts = [context for context in contexts if context <= shortest]
+        if not contexts:
+            raise SystemExit(f"quality: a document has only {shortest} tokens in this model")
         progress(f"a document has only {shortest} tokens in this model: contexts {contexts}")
         documents = [ids[: contexts[-1]] for ids in documents]
     calibrations = Calibrations(
@@ -174,12 +195,8 @@ def main():
     if options.agree or options.join:
         study(options, model, calibrations, documents)
         return
-    if options.via == "daemon":
-        runner = through_daemon(options, model, calibrations)
-    else:
-        runner = contextlib.nullcontext(Reference(model, calibrations).run)
-    with runner as run:
-        rows = list(measure(model, run, options.methods, documents, contexts))
+    path, results = paths(options, model, calibrations), kept_results(options, model)
+    rows = list(measure(model, calibrations, path, results, options.methods, documents, contexts))
     if options.json:
         for row in rows:
             print(json.dumps(row))
