@@ -55,7 +55,7 @@ static int grow(struct oscar_stream_impl *stream, const struct oscar_attend_args
         batch->limits.rows >= wanted.rows && batch->limits.pages >= wanted.pages)
         return 0;
     if (batch) {
-        int r = cuda_settle(stream->device, stream->stream, NULL);
+        int r = cuda_settle(stream->device, stream->stream, "work of a stream", NULL);
         if (r < 0)
             return r;
         stream->batch = NULL;

@@ -85,12 +85,15 @@ int cuda_event_wait(struct oscar_device *device, CUevent event, uint64_t timeout
 int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns, struct oscar_cause *cause);
 #define CUDA_PATIENCE_NS                                                                                               \
     (UINT64_C(60) * 1000 * 1000 * 1000) /* work that takes longer hangs: the device counts as lost */
-/* cuda_wait with that patience. */
-int cuda_settle(struct oscar_device *device, CUstream stream, struct oscar_cause *cause);
+/* cuda_wait with that patience; `what` names the work in the cause. */
+int cuda_settle(struct oscar_device *device, CUstream stream, const char *what, struct oscar_cause *cause);
 
 /* Loads an embedded image and looks functions up in it: names[i] into ret_functions[i]. Inside cuda_enter. */
 int cuda_image_load(struct oscar_device *device, const void *image, const char *const *names, uint32_t count,
                     CUmodule *ret_module, CUfunction *ret_functions, struct oscar_cause *cause);
+/* The most dynamic shared memory that a kernel may be launched with. Inside cuda_enter. */
+int cuda_shared_limit(struct oscar_device *device, CUfunction function, const char *name, uint32_t bytes,
+                      struct oscar_cause *cause);
 
 /* Open at device_open, close at device_close; NULL is fine for close. Inside cuda_enter. */
 int cuda_store_open(struct oscar_device *device, struct oscar_cause *cause);

@@ -100,7 +100,7 @@ static int make_memory(struct oscar_batch_impl *batch, struct oscar_cause *cause
     if (r == 0)
         r = open_copies(batch, bytes, cause);
     if (r == 0)
-        r = cuda_settle(device, device->service, cause);
+        r = cuda_settle(device, device->service, "zeroing a batch", cause);
     batch->decode_plan = batch->memory + plan_at;
     batch->view = (struct cuda_batch_view){
         .header = (const struct cuda_batch_header *)batch->memory,

@@ -86,7 +86,7 @@ static int upload(struct oscar_device *device, const struct image *image, struct
     int r = cuda_device_result(
         device, device->driver->cuMemcpyAsync(image->address, (CUdeviceptr)image->bytes, image->used, device->service),
         "cuMemcpyAsync of a calibration", cause);
-    return r < 0 ? r : cuda_settle(device, device->service, cause);
+    return r < 0 ? r : cuda_settle(device, device->service, "copying a calibration", cause);
 }
 
 /* Inside cuda_enter. */

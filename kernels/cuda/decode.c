@@ -30,11 +30,7 @@ static int load(struct oscar_device *device, struct oscar_cause *cause) {
     for (uint32_t d = 0; r == 0 && d < DIMS; d++) {
         r = cuda_image_load(device, images[d], names, KERNELS, &decode->module[d], decode->function[d], cause);
         for (uint32_t i = 0; r == 0 && i < KERNELS; i++)
-            r = cuda_device_result(device,
-                                   device->driver->cuFuncSetAttribute(decode->function[d][i],
-                                                                      CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                                      device->shared_bytes),
-                                   "cuFuncSetAttribute", cause);
+            r = cuda_shared_limit(device, decode->function[d][i], names[i], (uint32_t)device->shared_bytes, cause);
     }
     return r;
 }

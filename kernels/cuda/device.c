@@ -67,14 +67,21 @@ void cuda_leave(struct oscar_device *device) {
     (void)device->driver->cuCtxPopCurrent(&ours);
 }
 
+static int kernel_result(struct oscar_device *device, CUresult result, const char *call, const char *kernel,
+                         struct oscar_cause *cause) {
+    char what[96];
+    (void)snprintf(what, sizeof(what), "%s %s", call, kernel);
+    return cuda_device_result(device, result, what, cause);
+}
+
 int cuda_image_load(struct oscar_device *device, const void *image, const char *const *names, uint32_t count,
                     CUmodule *ret_module, CUfunction *ret_functions, struct oscar_cause *cause) {
     const struct cuda_driver *driver = device->driver;
     CUmodule module;
-    int r = cuda_device_result(device, driver->cuModuleLoadData(&module, image), "cuModuleLoadData", cause);
+    int r = kernel_result(device, driver->cuModuleLoadData(&module, image), "cuModuleLoadData for", names[0], cause);
     for (uint32_t i = 0; r == 0 && i < count; i++) {
-        r = cuda_device_result(device, driver->cuModuleGetFunction(&ret_functions[i], module, names[i]), names[i],
-                               cause);
+        r = kernel_result(device, driver->cuModuleGetFunction(&ret_functions[i], module, names[i]),
+                          "cuModuleGetFunction of", names[i], cause);
         if (r < 0)
             (void)driver->cuModuleUnload(module);
     }
@@ -82,6 +89,13 @@ int cuda_image_load(struct oscar_device *device, const void *image, const char *
         return r;
     *ret_module = module;
     return 0;
+}
+
+int cuda_shared_limit(struct oscar_device *device, CUfunction function, const char *name, uint32_t bytes,
+                      struct oscar_cause *cause) {
+    CUresult result =
+        device->driver->cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)bytes);
+    return kernel_result(device, result, "cuFuncSetAttribute of", name, cause);
 }
 
 /* --- opening ---------------------------------------------------------------------------------------------------------------- */

@@ -161,7 +161,7 @@ int cuda_chunk_make(struct oscar_device *device, enum oscar_share share, uint64_
         r = cuda_device_result(device, device->driver->cuMemsetD8Async(chunk->address, 0, bytes, device->service),
                                "cuMemsetD8Async", cause);
     if (r == 0)
-        r = cuda_settle(device, device->service, cause);
+        r = cuda_settle(device, device->service, "zeroing a chunk", cause);
     if (r < 0) {
         cuda_chunk_discard(chunk);
         return r;

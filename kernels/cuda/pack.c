@@ -33,11 +33,7 @@ int cuda_pack_open(struct oscar_device *device, struct oscar_cause *cause) {
     device->pack = pack;
     int r = cuda_image_load(device, oscar_cuda_image_pack, names, FUNCTIONS, &pack->module, pack->function, cause);
     for (uint32_t i = 0; r == 0 && i < FUNCTIONS; i++)
-        r = cuda_device_result(device,
-                               device->driver->cuFuncSetAttribute(pack->function[i],
-                                                                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                                  (int)shared_bytes(i)),
-                               "cuFuncSetAttribute", cause);
+        r = cuda_shared_limit(device, pack->function[i], names[i], shared_bytes(i), cause);
     return r;
 }
 

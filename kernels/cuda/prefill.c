@@ -24,11 +24,7 @@ static int measure(struct oscar_device *device, uint32_t function, struct oscar_
     struct cuda_prefill *prefill = device->prefill;
     uint32_t bytes = CUDA_PREFILL_SHARED_BYTES(64U << function);
     int a_processor = 0;
-    int r = cuda_device_result(device,
-                               device->driver->cuFuncSetAttribute(prefill->function[function],
-                                                                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                                  (int)bytes),
-                               "cuFuncSetAttribute", cause);
+    int r = cuda_shared_limit(device, prefill->function[function], names[function], bytes, cause);
     if (r == 0)
         r = cuda_device_result(device,
                                device->driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -71,7 +71,7 @@ static int read_back(struct oscar_device *device, CUdeviceptr address, uint8_t *
                      struct oscar_cause *cause) {
     CUresult result = device->driver->cuMemcpyAsync((CUdeviceptr)ret, address, bytes, device->service);
     int r = cuda_device_result(device, result, "cuMemcpyAsync", cause);
-    return r < 0 ? r : cuda_settle(device, device->service, cause);
+    return r < 0 ? r : cuda_settle(device, device->service, "self test: reading", cause);
 }
 
 /* Every 8 bytes of a chunk are others, and no chunk that was made before has them. */
@@ -101,7 +101,7 @@ static int compare(struct oscar_device *device, CUdeviceptr owner, CUdeviceptr r
                                device->driver->cuMemcpyAsync(owner, (CUdeviceptr)written, bytes, device->service),
                                "cuMemcpyAsync", cause);
     if (r == 0)
-        r = cuda_settle(device, device->service, cause);
+        r = cuda_settle(device, device->service, "self test: writing", cause);
     if (r == 0)
         r = read_back(device, reader, read, bytes, cause);
     if (r == 0 && memcmp(written, read, bytes) != 0)

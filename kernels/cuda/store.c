@@ -54,11 +54,8 @@ int cuda_store_open(struct oscar_device *device, struct oscar_cause *cause) {
     for (uint32_t i = DIMS * DTYPES; r == 0 && i < INSPECT; i++) {
         uint32_t d = 64U << i / DTYPES % DIMS;
         struct share share = matrix_share(device, d);
-        r = cuda_device_result(
-            device,
-            device->driver->cuFuncSetAttribute(store->function[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                               (int)CUDA_ROTATE_BYTES(d, share.columns, share.threads)),
-            "cuFuncSetAttribute", cause);
+        r = cuda_shared_limit(device, store->function[i], names[i], CUDA_ROTATE_BYTES(d, share.columns, share.threads),
+                              cause);
     }
     return r;
 }

@@ -53,7 +53,7 @@ int cuda_event_wait(struct oscar_device *device, CUevent event, uint64_t timeout
     for (;;) {
         CUresult result = device->driver->cuEventQuery(event);
         if (result != CUDA_ERROR_NOT_READY)
-            return cuda_device_result(device, result, "work of a stream", cause);
+            return cuda_device_result(device, result, "cuEventQuery", cause);
         uint64_t waited = now_ns() - start;
         if (waited >= timeout_ns)
             return oscar_fail(cause, OSCAR_ERR_TIMEOUT, "work of a stream is not done in time");
@@ -75,19 +75,20 @@ int cuda_wait(struct oscar_device *device, CUstream stream, uint64_t timeout_ns,
     return r;
 }
 
-int cuda_settle(struct oscar_device *device, CUstream stream, struct oscar_cause *cause) {
-    int r = cuda_wait(device, stream, CUDA_PATIENCE_NS, cause);
+int cuda_settle(struct oscar_device *device, CUstream stream, const char *what, struct oscar_cause *cause) {
+    struct oscar_cause why = {""};
+    int r = cuda_wait(device, stream, CUDA_PATIENCE_NS, &why);
     if (r == 0)
         return 0;
     if (r != OSCAR_ERR_TIMEOUT) {
         /* It is the waiting that failed: the caller may give back what the work uses all the same. */
         if (!atomic_load(&device->lost))
             (void)device->driver->cuStreamSynchronize(stream);
-        return r;
+        return oscar_fail(cause, r, "%s: %s", what, why.text);
     }
     atomic_store(&device->hangs, true);
     atomic_store(&device->lost, true);
-    return oscar_fail(cause, OSCAR_ERR_DEVICE, "%s hangs: work is not done after a minute", device->id);
+    return oscar_fail(cause, OSCAR_ERR_DEVICE, "%s hangs: %s is not done after a minute", device->id, what);
 }
 
 /* --- statuses --------------------------------------------------------------------------------------------------------------- */
@@ -294,7 +295,7 @@ void cuda_stream_close(struct oscar_stream_impl *stream) {
     struct oscar_device *device = stream->device;
     bool inside = cuda_enter(device, NULL) == 0;
     if (inside)
-        (void)cuda_settle(device, stream->stream, NULL);
+        (void)cuda_settle(device, stream->stream, "work of a stream", NULL);
     if (!atomic_load(&device->hangs)) {
         cuda_batch_close(stream->batch);
         state_free(stream);
@@ -332,7 +333,7 @@ int cuda_stream_status(struct oscar_stream_impl *stream) {
     if (!cuda_stream_capturing(stream)) {
         CUresult result = stream->device->driver->cuStreamQuery(stream->stream);
         if (result != CUDA_ERROR_NOT_READY)
-            r = cuda_device_result(stream->device, result, "work of a stream", NULL);
+            r = cuda_device_result(stream->device, result, "cuStreamQuery", NULL);
     }
     cuda_leave(stream->device);
     return r < 0 ? r : take_failure(stream->state);
@@ -344,7 +345,7 @@ int cuda_work_begin(struct oscar_stream_impl *stream) {
 
 int cuda_work_end(struct oscar_stream_impl *stream, int r) {
     if (stream->synchronous && !cuda_stream_capturing(stream)) {
-        int settled = cuda_settle(stream->device, stream->stream, NULL);
+        int settled = cuda_settle(stream->device, stream->stream, "work of a stream", NULL);
         int failure = settled < 0 ? settled : take_failure(stream->state);
         if (r == 0)
             r = failure;

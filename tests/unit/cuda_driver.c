@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the driver is found, which device is taken, and what is said where that cannot be. A driver stays once it is loaded, so the
  * tests of a failing one come first. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -196,6 +197,29 @@ static void the_default_is_the_first_device_that_can_be_used(void **state) {
     assert_refused(NULL, OSCAR_ERR_UNSUPPORTED, "Fake GPU 0", "below 8.0");
 }
 
+/* Each call in turn, with an error that leaves no other way. */
+static void the_call_that_fails_an_opening_is_named(void **state) {
+    struct oscar_device *device;
+    assert_int_equal(open_device(second_id, &device, NULL), 0);
+    unsigned calls = atomic_load(&fake->calls);
+    oscar_device_cuda()->device_close(device);
+    for (unsigned call = 1; call <= calls; call++) {
+        struct oscar_cause cause = {""};
+        new_machine(state);
+        fake->fail_at = call;
+        fake->failure = CUDA_ERROR_ILLEGAL_ADDRESS;
+        assert_true(open_device(second_id, &device, &cause) < 0);
+        char name[64]; /* without its version */
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(fake->failed, "_"), fake->failed);
+        if (!strstr(cause.text, name) || !strstr(cause.text, "CUDA_ERROR_"))
+            fail_msg("call %u, of %s, failed, and was told as \"%s\"", call, name, cause.text);
+    }
+    new_machine(state);
+    fake->failing = "cuEventQuery";
+    fake->failure = CUDA_ERROR_ILLEGAL_ADDRESS;
+    assert_refused(NULL, OSCAR_ERR_DEVICE, "zeroing a chunk: cuEventQuery", "CUDA_ERROR_");
+}
+
 static void a_mig_instance_is_refused_by_name_and_by_what_it_is(void **state) {
     (void)state;
     assert_refused("MIG-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf", OSCAR_ERR_UNSUPPORTED, "MIG", "use a whole GPU");
@@ -224,6 +248,7 @@ int main(void) {
         cmocka_unit_test_setup(each_lack_of_a_device_is_named_with_a_remedy, new_machine),
         cmocka_unit_test_setup(an_exclusive_device_can_be_shared_under_mps, new_machine),
         cmocka_unit_test_setup(the_default_is_the_first_device_that_can_be_used, new_machine),
+        cmocka_unit_test_setup(the_call_that_fails_an_opening_is_named, new_machine),
         cmocka_unit_test_setup(a_mig_instance_is_refused_by_name_and_by_what_it_is, new_machine),
         cmocka_unit_test_setup(wsl_is_refused, new_machine),
     };
