@@ -4,7 +4,7 @@
  * something, memory that is memfds, streams that are threads, and no kernels but those of tests/gpu/probe.cu, or, as
  * libemulated_cuda.so, all of them (tests/support/cuda_emulation). It insists on what the real one does: a current context, whole
  * mappings, and no handle opened where it was made. FAKE_CUDA_CAPABILITY (90) and FAKE_CUDA_PROCESSORS (4) say what its devices
- * are.
+ * are, FAKE_CUDA_DELAY_US (0) by how much, at most, a stream is late with each command.
  */
 #ifndef OSCAR_TESTS_FAKE_CUDA_H
 #define OSCAR_TESTS_FAKE_CUDA_H

@@ -10,6 +10,9 @@
 
 extern EXPORT struct fake_cuda fake_cuda;
 
+/* A number of the environment. */
+int fake_given(const char *variable, int otherwise);
+
 /* At the beginning of a call: whether it is one that was told to fail; in a context also whether there is one. `asking`: not
  * among the calls that are counted. */
 CUresult fake_may_fail(const char *name);
@@ -30,7 +33,8 @@ void fake_unsafe_in_capture(void); /* in what spoils a capture in another thread
 void fake_born(void);              /* one thing more to give back */
 void fake_gone(void);
 
-extern atomic_uint fake_in_flight; /* commands of all streams */
+/* Commands of all streams. Counting them orders nothing: what a real driver does not order is a race here too. */
+extern atomic_uint fake_in_flight;
 
 /* What a stream does, or, where it is being captured, a graph remembers. */
 struct command {

@@ -25,14 +25,13 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 1 << 20},
 };
 
-/* What the environment makes of an attribute's number. */
-static int given(const char *variable, int otherwise) {
+int fake_given(const char *variable, int otherwise) {
     const char *text = getenv(variable);
     return text && *text ? atoi(text) : otherwise;
 }
 
 __attribute__((constructor)) void fake_cuda_new_machine(void) {
-    int capability = given("FAKE_CUDA_CAPABILITY", 90), processors = given("FAKE_CUDA_PROCESSORS", 4);
+    int capability = fake_given("FAKE_CUDA_CAPABILITY", 90), processors = fake_given("FAKE_CUDA_PROCESSORS", 4);
     int live = atomic_load(&fake_cuda.live); /* the library's own count is no part of the machine */
     memset(&fake_cuda, 0, sizeof(fake_cuda));
     atomic_store(&fake_cuda.live, live);
@@ -69,7 +68,7 @@ static CUresult fail(const char *name) {
 static bool is_to_fail(const char *name) { return fake_cuda.failing && strcmp(fake_cuda.failing, name) == 0; }
 
 CUresult fake_may_fail(const char *name) {
-    unsigned call = atomic_fetch_add(&fake_cuda.calls, 1) + 1;
+    unsigned call = atomic_fetch_add_explicit(&fake_cuda.calls, 1, memory_order_relaxed) + 1;
     if (fake_cuda.counting && strcmp(fake_cuda.counting, name) == 0)
         atomic_fetch_add(&fake_cuda.counted, 1);
     return is_to_fail(name) || call == fake_cuda.fail_at ? fail(name) : CUDA_SUCCESS;

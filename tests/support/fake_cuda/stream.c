@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams of the fake driver: threads that run commands in order; events. */
+/* Streams of the fake driver: threads that run commands in order, each as late as FAKE_CUDA_DELAY_US lets it be; events. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/support/fake_cuda/inside.h"
@@ -14,13 +15,22 @@ struct CUstream_st {
     struct command *first, **last;
     uint64_t enqueued, done;
     bool closing;
-    CUgraph capturing; /* NULL: it is not being captured */
+    CUgraph capturing;            /* NULL: it is not being captured */
+    unsigned longest_us, numbers; /* commands are late by so much at most; state of the numbers that say by how much */
 };
 
 struct CUevent_st {
     CUstream stream;
     uint64_t after; /* done when the stream has done so many */
 };
+
+static void be_late(CUstream stream) {
+    if (stream->longest_us == 0)
+        return;
+    stream->numbers = stream->numbers * 1664525 + 1013904223;
+    unsigned late_us = (unsigned)((uint64_t)(stream->numbers >> 8) * (stream->longest_us + 1) >> 24);
+    (void)nanosleep(&(struct timespec){.tv_sec = late_us / 1000000, .tv_nsec = late_us % 1000000 * 1000L}, NULL);
+}
 
 static void *run_stream(void *argument) {
     CUstream stream = argument;
@@ -35,9 +45,10 @@ static void *run_stream(void *argument) {
         if (!stream->first)
             stream->last = &stream->first;
         pthread_mutex_unlock(&stream->lock);
+        be_late(stream);
         command->run(command);
         fake_command_free(command);
-        atomic_fetch_sub(&fake_in_flight, 1);
+        atomic_fetch_sub_explicit(&fake_in_flight, 1, memory_order_release);
         pthread_mutex_lock(&stream->lock);
         stream->done++;
         pthread_cond_broadcast(&stream->changed);
@@ -47,10 +58,13 @@ static void *run_stream(void *argument) {
 }
 
 static CUstream stream_new(void) {
+    static atomic_uint made; /* no two streams draw the same numbers */
     CUstream stream = calloc(1, sizeof(*stream));
     if (!stream)
         return NULL;
     stream->last = &stream->first;
+    stream->longest_us = (unsigned)fake_given("FAKE_CUDA_DELAY_US", 0);
+    stream->numbers = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) * 2654435761U;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     if (pthread_create(&stream->thread, NULL, run_stream, stream) == 0)
@@ -119,7 +133,7 @@ CUresult fake_enqueue(CUstream to, struct command command) {
     if (!queued)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *queued = command;
-    atomic_fetch_add(&fake_in_flight, 1);
+    atomic_fetch_add_explicit(&fake_in_flight, 1, memory_order_relaxed);
     pthread_mutex_lock(&stream->lock);
     *stream->last = queued;
     stream->last = &queued->next;
