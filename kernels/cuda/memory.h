@@ -29,9 +29,9 @@ void cuda_chunk_discard(struct oscar_chunk *chunk);
 
 /* --- share.c ---------------------------------------------------------------------------------------------------------------- */
 
-/* Sets the device's form of sharing, its granularity and whether ranges are reserved, by trying: memory is made and exported.
- * `ret_why` says why OSCAR_SHARE_AUTO took the second form, and is left alone else. The service stream is open.
- * OSCAR_ERR_UNSUPPORTED when the wanted form does not work here. */
+/* Sets the device's form of sharing, its granularity and whether ranges are reserved, by trying: memory of a form that may
+ * be taken is made and exported. `ret_why` says why OSCAR_SHARE_AUTO took the second form, and is left alone else. The service stream
+ * is open. OSCAR_ERR_UNSUPPORTED when the wanted form does not work here. */
 int cuda_share_choose(struct oscar_device *device, enum oscar_share wanted, struct oscar_cause *ret_why,
                       struct oscar_cause *cause);
 

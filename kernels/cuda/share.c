@@ -23,7 +23,8 @@ static int has_attribute(struct oscar_device *device, CUdevice_attribute attribu
     return r < 0 || value ? r : oscar_fail(cause, OSCAR_ERR_UNSUPPORTED, "%s", lack);
 }
 
-static int try_descriptors(struct oscar_device *device, struct oscar_cause *cause) {
+/* Who wants handles learns what ranges and granularity there are, and no memory is made of the first form. */
+static int try_descriptors(struct oscar_device *device, enum oscar_share wanted, struct oscar_cause *cause) {
     int r = has_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
                           "the driver has no virtual memory management here", cause);
     if (r < 0)
@@ -37,7 +38,7 @@ static int try_descriptors(struct oscar_device *device, struct oscar_cause *caus
                                device->driver->cuMemGetAllocationGranularity(&device->granularity, &properties,
                                                                              CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                                "cuMemGetAllocationGranularity", cause);
-    return r < 0 ? r : try_form(device, OSCAR_SHARE_VMM, cause);
+    return r < 0 || wanted == OSCAR_SHARE_IPC ? r : try_form(device, OSCAR_SHARE_VMM, cause);
 }
 
 int cuda_share_choose(struct oscar_device *device, enum oscar_share wanted, struct oscar_cause *ret_why,
@@ -45,7 +46,7 @@ int cuda_share_choose(struct oscar_device *device, enum oscar_share wanted, stru
     struct oscar_cause lack = {""};
     device->granularity = CUDA_IPC_GRANULARITY;
     device->share = OSCAR_SHARE_VMM;
-    int r = try_descriptors(device, &lack);
+    int r = try_descriptors(device, wanted, &lack);
     if (r == 0 && wanted != OSCAR_SHARE_IPC)
         return 0;
     if (device->granularity % CUDA_IPC_GRANULARITY != 0)
