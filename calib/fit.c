@@ -212,7 +212,7 @@ int fit_to_file(const struct fit_options *options, const struct activations *act
     struct fit_summary summary = {.fitter = &fitter,
                                   .model = options->model != NULL       ? options->model
                                            : activations->model != NULL ? activations->model
-                                                                        : "unknown",
+                                                                        : FIT_UNKNOWN_MODEL,
                                   .layers = layers.count,
                                   .source_layers = layers.number,
                                   .renumbered = layers.renumbered,
@@ -242,7 +242,7 @@ int fit_to_file(const struct fit_options *options, const struct activations *act
     if (r == 0)
         r = check_file(path, cause);
     if (r == 0)
-        fit_parts_remove(folder, layers.count);
+        fit_parts_remove(folder);
     else
         (void)rmdir(folder); /* only where no layer was finished */
     return r;

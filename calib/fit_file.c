@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calib/fit_file.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -87,12 +89,21 @@ bool fit_part_good(const char *folder, uint32_t layer, const struct oscar_digest
     return made_of != NULL && strcmp(made_of, hex) == 0;
 }
 
-void fit_parts_remove(const char *folder, uint32_t layers) {
-    for (uint32_t layer = 0; layer < layers; layer++) {
+/* Parts, of this fit or an earlier one, and what a fit that was killed had half written of one. */
+static int is_part(const struct dirent *entry) { return fnmatch("layer-*.safetensors*", entry->d_name, 0) == 0; }
+
+void fit_parts_remove(const char *folder) {
+    struct dirent **entries = NULL;
+    int count = scandir(folder, &entries, is_part, NULL);
+    for (int i = 0; i < count; i++) {
         _cleanup_free_ char *path = NULL;
-        if (part_path(folder, layer, &path, NULL) == 0)
+        if (asprintf(&path, "%s/%s", folder, entries[i]->d_name) >= 0)
             (void)unlink(path);
+        else
+            path = NULL;
+        free(entries[i]);
     }
+    free(entries);
     (void)rmdir(folder); /* what is not ours in it keeps it */
 }
 

@@ -37,6 +37,6 @@ struct fit_summary {
 /* Chooses the kinds, K's and V's, and writes the file. Its choice is said on standard error. */
 int fit_file_save(const char *folder, const char *path, const struct fit_summary *summary, struct oscar_cause *cause);
 /* Removes the parts and their folder. */
-void fit_parts_remove(const char *folder, uint32_t layers);
+void fit_parts_remove(const char *folder);
 
 #endif

@@ -35,7 +35,8 @@ int calib_hadamard(const struct calib_options *options, struct oscar_cause *caus
     if (r < 0)
         return r;
     tensor_writer_metadata(writer, "oscar.format", "1");
-    tensor_writer_metadata(writer, "oscar.model", "%s", options->fit.model != NULL ? options->fit.model : "any");
+    tensor_writer_metadata(writer, "oscar.model", "%s",
+                           options->fit.model != NULL ? options->fit.model : FIT_ANY_MODEL);
     tensor_writer_metadata(writer, "oscar.method", "oscar-calib %s, hadamard, nearest rounding of K, no capture",
                            OSCAR_VERSION_STRING);
     tensor_writer_metadata(writer, "oscar.layers", "%" PRIu32, options->hadamard_layers);

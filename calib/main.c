@@ -44,7 +44,8 @@ static const struct parameter {
     const char *help;
 } parameters[] = {
     {"output", 'o', "FILE", FIT | HADAMARD | IMPORT, "the file to write"},
-    {"model", 'm', "NAME", FIT | HADAMARD | IMPORT, "what it is made for; default: the input's name for it"},
+    {"model", 'm', "NAME", FIT | REPORT | HADAMARD | IMPORT,
+     "what it is made for; default: the input's name for it; report: another name of the capture's model"},
     {"rotation", 'r', "KIND", FIT, "matrix, hadamard, or auto: the better one, hadamard on a tie; default: auto"},
     {"per", 'p', "WHAT", FIT, "a matrix for each head, or one for a layer; default: head"},
     {"v-target", 't', "WHAT", FIT, "scores (causal attention) or proxy (of the published code); default: scores"},

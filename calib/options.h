@@ -14,6 +14,10 @@
 /* The two kinds of rotation, as indices of what is fitted for each. */
 enum fit_kind { FIT_MATRIX, FIT_HADAMARD, FIT_KINDS };
 
+/* What a calibration is made for, where its input does not say, and where it does not matter. */
+#define FIT_UNKNOWN_MODEL "unknown"
+#define FIT_ANY_MODEL "any"
+
 /* What is fitted. Every field but `threads` goes into the digest by which an interrupted fit is taken up again. */
 struct fit_options {
     const char *model;      /* NULL: the capture's name for it */

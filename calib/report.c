@@ -75,6 +75,21 @@ static int read_sources(struct method *method, struct oscar_cause *cause) {
     return 0;
 }
 
+/* Of files and captures that name a model. A file of no capture is made for any. */
+static int check_model(const struct judge *judge, const struct method *method, const char *path,
+                       struct oscar_cause *cause) {
+    const char *of = judge->activations->model, *also = judge->options->fit.model;
+    const char *made_for = oscar_safetensors_metadata(method->file.calibration->file, "oscar.model");
+    if (of == NULL || made_for == NULL || strcmp(made_for, FIT_ANY_MODEL) == 0 ||
+        strcmp(made_for, FIT_UNKNOWN_MODEL) == 0 || strcmp(made_for, of) == 0 ||
+        (also != NULL && strcmp(made_for, also) == 0))
+        return 0;
+    return oscar_fail(cause, OSCAR_ERR_IDENTITY,
+                      "%.80s is made for the model %.60s, the capture is of %.60s: where that is the same say so by "
+                      "--model",
+                      path, made_for, of);
+}
+
 static int add_file(struct judge *judge, const char *name, const char *path, struct oscar_cause *cause) {
     struct method *method = &judge->method[judge->methods];
     const struct activations *activations = judge->activations;
@@ -89,7 +104,8 @@ static int add_file(struct judge *judge, const char *name, const char *path, str
             cause, OSCAR_ERR_GEOMETRY,
             "%s is made for %" PRIu32 " KV heads of %" PRIu32 " dims, the capture has %" PRIu32 " of %" PRIu32, path,
             calibration->kv_heads, calibration->head_dim, activations->kv_heads, activations->head_dim);
-    return read_sources(method, cause);
+    r = check_model(judge, method, path, cause);
+    return r < 0 ? r : read_sources(method, cause);
 }
 
 static void add_simple(struct judge *judge, const char *name, bool dense_only, bool identity) {

@@ -7,3 +7,5 @@ oscar_test(calib_report SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_report.c ${calib
 oscar_test(calib_command SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_command.c ${calib_fixture} LIBS oscar_calib)
 target_compile_definitions(calib_command PRIVATE OSCAR_CALIB_PROGRAM="$<TARGET_FILE:oscar-calib>")
 add_dependencies(calib_command oscar-calib)
+oscar_test(calib_memory SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_memory.c ${calib_fixture} LIBS oscar_calib)
+target_link_options(calib_memory PRIVATE -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=reallocarray,--wrap=aligned_alloc,--wrap=free)

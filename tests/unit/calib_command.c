@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of oscar-calib: exit statuses, what goes to which stream, and that wrong usage is told. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,12 +32,10 @@ static void become(char *arguments, enum streams streams, int to) {
     _exit(127);
 }
 
-/* Runs oscar-calib in the test's folder; returns its exit status. */
-static int run(const char *arguments, enum streams streams) {
+/* Starts oscar-calib in the test's folder; what it writes comes from *ret_end. */
+static pid_t start(const char *arguments, enum streams streams, int *ret_end) {
     char copy[512];
     int ends[2];
-    int status;
-    size_t size = 0;
     (void)snprintf(copy, sizeof(copy), "%s", arguments);
     (void)calib_folder(); /* made, and removed, by this process */
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
@@ -45,10 +44,20 @@ static int run(const char *arguments, enum streams streams) {
     if (child == 0)
         become(copy, streams, ends[1]);
     (void)close(ends[1]);
-    for (ssize_t got; size + 1 < sizeof(output) && (got = read(ends[0], output + size, sizeof(output) - 1 - size)) > 0;)
+    *ret_end = ends[0];
+    return child;
+}
+
+/* Runs it to its end; returns its exit status. */
+static int run(const char *arguments, enum streams streams) {
+    int end;
+    int status;
+    size_t size = 0;
+    pid_t child = start(arguments, streams, &end);
+    for (ssize_t got; size + 1 < sizeof(output) && (got = read(end, output + size, sizeof(output) - 1 - size)) > 0;)
         size += (size_t)got;
     output[size] = '\0';
-    (void)close(ends[0]);
+    (void)close(end);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
@@ -119,6 +128,60 @@ static void a_file_goes_through_all_verbs(void **unused) {
     assert_run("report --calibration f --baseline plain=h c.safetensors", 0, "       plain");
 }
 
+static void assert_same_file(const char *left, const char *right) {
+    size_t sizes[2];
+    uint8_t *a = calib_read_file(left, &sizes[0]);
+    uint8_t *b = calib_read_file(right, &sizes[1]);
+    assert_int_equal(sizes[0], sizes[1]);
+    assert_memory_equal(a, b, sizes[0]);
+    free(a);
+    free(b);
+}
+
+/* By SIGKILL, when the first layer is done. Should all be done before the signal comes, there is nothing to take up. */
+static void a_killed_fit_is_taken_up(void **unused) {
+    (void)unused;
+    const struct calib_model model = {
+        .layers = 6, .query_heads = 2, .kv_heads = 1, .d = 64, .rope_base = 1e4, .bias = 4};
+    const char *part = calib_path("k.parts/layer-0.safetensors");
+    int end;
+    siginfo_t info = {0};
+    calib_write_capture(calib_path("l.safetensors"), &model,
+                        &(struct calib_cut){.to = 6, .tokens = 450, .type = OSCAR_TENSOR_BF16});
+    assert_run("fit --output u --context 450 l.safetensors", 0, "wrote u");
+    pid_t child = start("fit --output k --context 450 l.safetensors", BOTH, &end);
+    while (access(part, F_OK) != 0 && info.si_pid == 0) {
+        (void)usleep(1000);
+        assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+    }
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    (void)close(end);
+    bool kept = access(part, F_OK) == 0;
+    assert_run("fit --output k --context 450 l.safetensors", 0,
+               kept ? " of 6 layers were there from an earlier run" : "wrote k");
+    assert_same_file(calib_path("k"), calib_path("u"));
+    assert_int_equal(access(calib_path("k.parts"), F_OK), -1);
+}
+
+static void a_file_that_was_changed_does_not_verify(void **unused) {
+    (void)unused;
+    static const float one = 1, more = 1.5F;
+    size_t size;
+    assert_run("import --model example --output d " TORCH, 0, "wrote d");
+    uint8_t *bytes = calib_read_file(calib_path("d"), &size);
+    uint8_t *at = memmem(bytes, size, &one, sizeof(one));
+    assert_non_null(at);
+    memcpy(at, &more, sizeof(more));
+    FILE *file = fopen(calib_path("d"), "we");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+    free(bytes);
+    assert_run("verify d", 1, "oscar-calib verify: calibration not usable: ");
+    assert_non_null(strstr(output, "rotation"));
+}
+
 /* The commands of docs/CALIBRATION_TOOL.md. */
 static void published_rotations_are_imported_and_verified(void **unused) {
     (void)unused;
@@ -145,6 +208,8 @@ int main(void) {
         cmocka_unit_test(wrong_usage_is_told_with_status_2),
         cmocka_unit_test(help_and_version_are_no_failure),
         cmocka_unit_test(a_file_goes_through_all_verbs),
+        cmocka_unit_test(a_killed_fit_is_taken_up),
+        cmocka_unit_test(a_file_that_was_changed_does_not_verify),
         cmocka_unit_test(published_rotations_are_imported_and_verified),
         cmocka_unit_test(a_failure_is_one_line_with_status_1),
     };

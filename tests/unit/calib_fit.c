@@ -442,6 +442,21 @@ static void an_interrupted_fit_is_taken_up(void **unused) {
     assert_same_file(output, calib_path("uninterrupted"));
 }
 
+/* What a killed fit leaves half written, and parts of layers that are no longer asked for, go with the others. */
+static void nothing_is_left_of_a_killed_fit(void **unused) {
+    (void)unused;
+    const struct fit_options base = defaults();
+    const struct fit_options options = fit_published(false, &base);
+    static const char *const names[] = {"killed.parts/layer-1.safetensors.k1LLed", "killed.parts/layer-7.safetensors"};
+    assert_int_equal(mkdir(calib_path("killed.parts"), 0777), 0);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        FILE *file = fopen(calib_path(names[i]), "we");
+        assert_non_null(file);
+        assert_int_equal(fclose(file), 0);
+    }
+    fit(&whole, 1, &options, calib_path("killed"));
+}
+
 static void a_part_of_other_options_or_other_input_is_made_anew(void **unused) {
     (void)unused;
     struct oscar_cause cause = {0};
@@ -515,6 +530,12 @@ static void flatten_q(float *row, uint32_t layer, char part, uint64_t position, 
         memset(row + 50, 0, (d - 50) * sizeof(*row));
 }
 
+static void flatten_v(float *row, uint32_t layer, char part, uint64_t position, uint32_t head, uint32_t d) {
+    (void)position;
+    if (layer == 0 && part == 'v' && head == 1)
+        memset(row + 60, 0, (d - 60) * sizeof(*row));
+}
+
 static void silence(float *row, uint32_t layer, char part, uint64_t position, uint32_t head, uint32_t d) {
     (void)layer;
     (void)part;
@@ -532,6 +553,13 @@ static void a_singular_covariance_is_named_and_can_be_allowed(void **unused) {
                         &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_q});
     assert_int_equal(try_fit(&path, 1, &options, calib_path("flat"), &cause), OSCAR_ERR_CALIBRATION);
     assert_non_null(strstr(cause.text, "layer 1, KV head 1: the covariance of Q is singular, of rank 50 in 64 dims"));
+    options.allow_singular = true;
+    fit(&path, 1, &options, calib_path("flat"));
+    options.allow_singular = false;
+    calib_write_capture(path, &model,
+                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_v});
+    assert_refused(path, &options, OSCAR_ERR_CALIBRATION,
+                   "layer 0, KV head 1: the covariance of V is singular, of rank 60 in 64 dims");
     options.allow_singular = true;
     fit(&path, 1, &options, calib_path("flat"));
     /* Nothing at all is no reason to crash, either. */
@@ -643,6 +671,7 @@ int main(void) {
         cmocka_unit_test(the_shards_of_a_capture_do_not_show),
         cmocka_unit_test(a_fit_of_several_sequences_knows_them_all),
         cmocka_unit_test(an_interrupted_fit_is_taken_up),
+        cmocka_unit_test(nothing_is_left_of_a_killed_fit),
         cmocka_unit_test(a_part_of_other_options_or_other_input_is_made_anew),
         cmocka_unit_test(missing_layers_are_named),
         cmocka_unit_test(too_few_samples_are_named),

@@ -125,11 +125,16 @@ static void what_does_not_belong_together_is_named(void **unused) {
     options.arguments = &path;
     calib_write_capture(path, &wide, &(struct calib_cut){.to = 1, .tokens = 400, .type = OSCAR_TENSOR_BF16});
     assert_refused(&options, OSCAR_ERR_GEOMETRY, "2 KV heads of 64 dims, the capture has 2 of 128");
-    calib_write_capture(path, &narrow, &(struct calib_cut){.to = 1, .tokens = 400, .type = OSCAR_TENSOR_BF16});
-    assert_refused(&options, OSCAR_ERR_NOT_FOUND, "none of the file's layers");
     options = judge();
     options.calibration = capture;
     assert_refused(&options, OSCAR_ERR_CALIBRATION, "oscar.format is missing");
+    options = judge();
+    options.arguments = &path;
+    calib_write_capture(path, &narrow, &(struct calib_cut){.to = 1, .tokens = 400, .type = OSCAR_TENSOR_BF16});
+    assert_refused(&options, OSCAR_ERR_IDENTITY,
+                   "is made for the model Qwen2.5 Coder 0.5B Instruct AWQ, the capture is of made \"up\"");
+    options.fit.model = "Qwen2.5 Coder 0.5B Instruct AWQ";
+    assert_refused(&options, OSCAR_ERR_NOT_FOUND, "none of the file's layers");
     options = judge();
     options.svg = "/nowhere/report.svg";
     assert_refused(&options, OSCAR_ERR_IO, "cannot write /nowhere/report.svg");
