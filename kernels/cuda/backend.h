@@ -197,6 +197,8 @@ int cuda_batch_update(struct oscar_stream_impl *stream, struct oscar_batch_impl 
                       uint32_t items);
 /* Page-table entries of the latest update's longest item. */
 uint32_t cuda_batch_longest_pages(const struct oscar_batch_impl *batch);
+/* Whether all rows of the latest update lie in dense pages. */
+bool cuda_batch_storable(const struct oscar_batch_impl *batch);
 
 /* attend.c */
 int cuda_batch_attend(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,

@@ -20,7 +20,9 @@ struct cuda_staging {
     } copy[COPIES];
     uint32_t next;
     size_t items_at, entries_at; /* bytes from the start */
-    uint32_t longest_pages;      /* of an item of the latest update */
+    /* What the latest update asked for: later calls are checked against it at once. */
+    uint32_t longest_pages; /* of one item */
+    bool storable;          /* the rows of every item lie in dense pages */
 };
 
 static size_t round_up(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -130,6 +132,7 @@ int cuda_batch_open(struct oscar_device *device, const struct oscar_geometry *ge
     batch->geometry = *geometry;
     batch->limits = *limits;
     batch->staging = staging;
+    staging->storable = true;
     r = cuda_enter(device, cause);
     if (r == 0) {
         r = make_memory(batch, cause);
@@ -167,6 +170,14 @@ static int check_items(const struct oscar_batch_impl *batch, const struct oscar_
             return OSCAR_ERR_LIMIT;
     }
     return 0;
+}
+
+static bool is_storable(const struct oscar_batch_item *item) {
+    uint32_t rows = item->tokens > 0 ? item->rows : 0, pages = pages_of(item->tokens);
+    for (uint32_t p = rows > 0 ? (item->tokens - rows) / OSCAR_PAGE_TOKENS : pages; p < pages; p++)
+        if (oscar_page_ref_form(item->pages[p]) != OSCAR_FORM_DENSE)
+            return false;
+    return true;
 }
 
 static uint64_t page_address(const struct oscar_arena_view *arena, oscar_page_ref ref) {
@@ -220,6 +231,7 @@ static int fill(struct oscar_batch_impl *batch, uint8_t *memory, const struct os
     cuda_page *entries = (void *)(memory + batch->staging->entries_at);
     uint32_t rows = 0, longest = 0;
     uint64_t pages = 0;
+    bool storable = true;
     for (uint32_t i = 0; i < items; i++) {
         int r = fill_item(arenas, &item[i], pages, entries, &to[i]);
         if (r < 0)
@@ -228,11 +240,13 @@ static int fill(struct oscar_batch_impl *batch, uint8_t *memory, const struct os
         rows += item[i].rows;
         pages += pages_of(item[i].tokens);
         longest = pages_of(item[i].tokens) > longest ? pages_of(item[i].tokens) : longest;
+        storable = storable && is_storable(&item[i]);
     }
     *(struct cuda_batch_header *)(void *)memory = (struct cuda_batch_header){.items = items, .rows = rows};
     cuda_decode_plan(&batch->decode_shape, batch->geometry.query_heads / batch->geometry.kv_heads, to, items,
                      memory + (batch->decode_plan - batch->memory));
     batch->staging->longest_pages = longest;
+    batch->staging->storable = storable;
     *ret_pages = pages;
     return 0;
 }
@@ -283,3 +297,5 @@ int cuda_batch_update(struct oscar_stream_impl *stream, struct oscar_batch_impl 
 }
 
 uint32_t cuda_batch_longest_pages(const struct oscar_batch_impl *batch) { return batch->staging->longest_pages; }
+
+bool cuda_batch_storable(const struct oscar_batch_impl *batch) { return batch->staging->storable; }

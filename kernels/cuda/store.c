@@ -152,7 +152,7 @@ static int batch_store(struct oscar_stream_impl *stream, struct oscar_batch_impl
                        const struct oscar_batch_store_args *args) {
     const struct oscar_geometry *geometry = &batch->geometry;
     const struct cuda_calibration *calibration = cuda_calibration_find(stream->device, args->calibration);
-    if (!fits(calibration, geometry, args->layer))
+    if (!fits(calibration, geometry, args->layer) || !cuda_batch_storable(batch))
         return OSCAR_ERR_INVALID;
     struct cuda_store_params params = params_of(stream, geometry, calibration, args->layer, &args->k, &args->v);
     params.batch = batch->view;

@@ -281,7 +281,8 @@ struct oscar_device_ops {
     int (*batch_update)(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
                         const struct oscar_arena_view arenas[OSCAR_FORMS], const struct oscar_batch_item *item,
                         uint32_t items);
-    /* Rotate the last `rows` rows of each item and write them to its pages, which must be dense and writable there. */
+    /* Rotate the last `rows` rows of each item and write them to its pages, which must be writable. OSCAR_ERR_INVALID where one
+     * of them is not dense. */
     int (*batch_store)(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
                        const struct oscar_batch_store_args *args);
     int (*batch_attend)(struct oscar_stream_impl *stream, struct oscar_batch_impl *batch,
