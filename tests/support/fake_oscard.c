@@ -17,6 +17,8 @@
 #include "proto/geometry.h"
 #include "tests/support/fake_oscard_state.h"
 
+#define PATIENCE_S 20
+
 int fake_memfd(const char *name, size_t bytes, void **ret) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     require(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
@@ -291,7 +293,7 @@ void fake_oscard_settle(struct fake_oscard *fake) {
 bool fake_oscard_wait(struct fake_oscard *fake, enum oscar_verb verb, unsigned count) {
     struct timespec until;
     (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 2;
+    until.tv_sec += PATIENCE_S;
     int r = 0;
     pthread_mutex_lock(&fake->lock);
     while (fake->plans[verb].seen < count && r == 0)

@@ -72,9 +72,9 @@ struct oscar_request fake_oscard_last(struct fake_oscard *fake, enum oscar_verb 
 const uint32_t *fake_oscard_tokens(struct fake_oscard *fake, enum oscar_verb verb);
 /* The sequence's fence counter at the moment when the last request of the verb arrived. */
 uint64_t fake_oscard_fence_then(struct fake_oscard *fake, enum oscar_verb verb);
-/* Waits until `count` requests of the verb have come: false after two seconds. */
 /* Waits until it has seen the client's end, where that has come: then it holds no connection. */
 void fake_oscard_settle(struct fake_oscard *fake);
+/* Waits until `count` requests of the verb have come: false after twenty seconds. */
 bool fake_oscard_wait(struct fake_oscard *fake, enum oscar_verb verb, unsigned count);
 
 #endif

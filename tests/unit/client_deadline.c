@@ -5,8 +5,6 @@
 
 #include "tests/unit/client_fixture.h"
 
-#define MARGIN_MS 1000.0 /* on a loaded machine */
-
 struct silent_case {
     enum oscar_verb verb;
     int (*call)(struct client_world *world, struct oscar_seq *seq);
@@ -79,7 +77,7 @@ static void every_call_ends_within_its_deadline_and_all_goes_on_afterwards(void 
         assert_non_null(strstr(oscar_error_detail(), oscar_verb_name(silent->verb)));
 
         fake_oscard_let_go(world->fake, silent->verb);
-        oscar_client_set_timeout(world->client, 2000);
+        oscar_client_set_timeout(world->client, LONG_MS);
         assert_ok(oscar_client_ping(world->client));
         assert_ok(oscar_seq_advance(seq, NULL, NULL, 0));
         oscar_seq_close(seq);
@@ -94,7 +92,7 @@ static void a_late_reply_is_not_taken_for_that_of_a_later_request(void **state) 
     oscar_client_set_timeout(world->client, SHORT_MS);
     assert_code(OSCAR_ERR_TIMEOUT, oscar_probe(world->model, some_tokens(), 1024, &result, NULL));
     fake_oscard_let_go(world->fake, OSCAR_PROBE);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_probe(world->model, some_tokens(), 64, &result, NULL)); /* a shorter question, a shorter answer */
     assert_int_equal(result.hit_tokens, 64);
 }
@@ -108,7 +106,7 @@ static void the_window_belongs_to_a_late_reply_until_it_comes(void **state) {
     assert_code(OSCAR_ERR_TIMEOUT, oscar_probe(world->model, some_tokens(), 64, &result, NULL));
     unsigned advances = fake_oscard_count(world->fake, OSCAR_SEQ_ADVANCE);
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_advance(seq, NULL, some_tokens(), 64));
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_client_ping(world->client)); /* it needs no window */
     assert_int_equal(fake_oscard_count(world->fake, OSCAR_SEQ_ADVANCE), advances);
     fake_oscard_let_go(world->fake, OSCAR_PROBE);
@@ -133,7 +131,7 @@ static void an_advance_that_ran_out_of_time_is_caught_up_with(void **state) {
     assert_int_equal(seq_info(seq).committed_tokens, 134);
 
     fake_oscard_let_go(world->fake, OSCAR_SEQ_ADVANCE);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_seq_advance(seq, NULL, some_tokens() + 134, 1));
     struct oscar_request last = fake_oscard_last(world->fake, OSCAR_SEQ_ADVANCE);
     assert_int_equal(last.seq_advance.tokens, 65); /* each token once */
@@ -157,7 +155,7 @@ static void what_a_late_reply_has_made_is_undone(void **state) {
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_open(world->model, some_tokens(), 256, 0, &seq));
     assert_null(seq);
     fake_oscard_let_go(world->fake, OSCAR_SEQ_OPEN);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_client_ping(world->client)); /* the window is free for the next question */
     oscar_client_set_timeout(world->client, SHORT_MS);
     fake_oscard_hold(world->fake, OSCAR_PROBE);
@@ -169,7 +167,7 @@ static void what_a_late_reply_has_made_is_undone(void **state) {
     assert_null(model);
     fake_oscard_let_go(world->fake, OSCAR_MODEL_OPEN);
 
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_client_ping(world->client)); /* takes in the late replies */
     assert_true(fake_oscard_wait(world->fake, OSCAR_SEQ_CLOSE, 1));
     assert_true(fake_oscard_wait(world->fake, OSCAR_LEASE_CLOSE, 1));
@@ -218,7 +216,7 @@ static void many_calls_to_a_silent_daemon_leave_nothing_behind(void **state) {
     oscar_client_set_timeout(world->client, 1);
     for (unsigned i = 0; i < 100; i++)
         assert_code(OSCAR_ERR_TIMEOUT, oscar_client_ping(world->client));
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     fake_oscard_let_go(world->fake, OSCAR_PING);
     assert_ok(oscar_client_ping(world->client));
     fake_oscard_hold(world->fake, OSCAR_SEQ_ADVANCE); /* one under way when all is closed */

@@ -16,7 +16,7 @@ int open_client(const struct fake_oscard *fake, struct oscar_client **ret) {
     struct oscar_client_options options = OSCAR_INIT(struct oscar_client_options);
     options.socket = fake_oscard_socket(fake);
     options.name = "test";
-    options.timeout_ms = 2000;
+    options.timeout_ms = LONG_MS;
     return oscar_client_open(&options, ret);
 }
 

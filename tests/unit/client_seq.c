@@ -247,7 +247,7 @@ static void on_a_stream_the_fence_follows_the_work(void **state) {
     assert_int_equal(fake_oscard_fence_then(world->fake, OSCAR_SEQ_ADVANCE), 0); /* the page is not there yet */
     assert_code(OSCAR_ERR_TIMEOUT, oscar_stream_wait(stream, 1));
     atomic_store(&gate.open, true);
-    assert_ok(oscar_stream_wait(stream, 2000));
+    assert_ok(oscar_stream_wait(stream, LONG_MS));
     assert_int_equal(atomic_load(fake_oscard_fence(world->fake, 0)), 3);
     assert_int_equal(first_element(world, 0, 63), rotated(1.0F));
     oscar_stream_close(stream);
@@ -273,7 +273,7 @@ static void enqueued_attention_reads_the_page_table_of_its_call(void **state) {
     oscar_client_close(world->client);
     world->client = NULL;
     atomic_store(&gate.open, true);
-    assert_ok(oscar_stream_wait(stream, 2000));
+    assert_ok(oscar_stream_wait(stream, LONG_MS));
     assert_int_equal(out[0], oscar_bf16_from_float(1.0F));
     oscar_stream_close(stream);
 }
@@ -346,18 +346,19 @@ static void a_hit_that_grows_behind_the_callers_back_ends_the_sequence(void **st
     assert_ok(oscar_seq_open(world->model, some_tokens(), 300, 0, &same));
     fake_oscard_hold(world->fake, OSCAR_SEQ_EXTEND);
     oscar_client_set_timeout(world->client, SHORT_MS);
-    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(seq, 2000)); /* which is answered at once; the extend is not */
+    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(seq, LONG_MS));    /* which is answered at once; the extend is not */
+    assert_true(fake_oscard_wait(world->fake, OSCAR_SEQ_EXTEND, 1)); /* it is the next one that is held then */
     fake_oscard_let_go(world->fake, OSCAR_SEQ_EXTEND);
     fake_oscard_hold(world->fake, OSCAR_SEQ_EXTEND);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_seq_reserve(seq, 64)); /* nothing was found: the caller's count still holds */
 
     fake_oscard_set_hit(world->fake, 256, 256);
     oscar_client_set_timeout(world->client, SHORT_MS);
-    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(same, 2000));
+    assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(same, LONG_MS));
     assert_int_equal(seq_info(same).hit_tokens, 64);
     fake_oscard_let_go(world->fake, OSCAR_SEQ_EXTEND);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_code(OSCAR_ERR_STALE, oscar_seq_reserve(same, 64)); /* the daemon counts from 256 */
     assert_code(OSCAR_ERR_STALE, oscar_seq_advance(same, NULL, some_tokens(), 1));
     oscar_seq_close(same);
@@ -372,8 +373,8 @@ static void a_wait_for_a_silent_daemon_ends(void **state) {
     oscar_client_set_timeout(world->client, SHORT_MS);
     double start = now_ms();
     assert_code(OSCAR_ERR_TIMEOUT, oscar_seq_wait(seq, SHORT_MS));
-    assert_true(now_ms() - start < 1000);
-    oscar_client_set_timeout(world->client, 2000);
+    assert_true(now_ms() - start < MARGIN_MS);
+    oscar_client_set_timeout(world->client, LONG_MS);
     assert_ok(oscar_seq_reserve(seq, 64)); /* computes it itself */
 }
 

@@ -95,7 +95,7 @@ static void deadlines_pass_in_all_threads_and_all_goes_on(void **state) {
     oscar_client_set_timeout(world->client, 10);
     run_in_threads(world, ping_a_silent_daemon, &wrong, &timeouts);
     assert_int_equal(timeouts, THREADS * 5);
-    oscar_client_set_timeout(world->client, 2000);
+    oscar_client_set_timeout(world->client, LONG_MS);
     fake_oscard_let_go(world->fake, OSCAR_PING);
     fake_oscard_set_hit(world->fake, 4096, 4096);
     run_in_threads(world, ping_and_probe, &wrong, &timeouts);
