@@ -19,7 +19,7 @@
 #include "tests/integration/e2e_graph.h"
 #include "tests/integration/e2e_model.h"
 
-#define WAIT_MS 20000
+#define WAIT_MS 30000
 #define SEQUENCES 4U
 #define MAX_ROWS 3U
 #define MAX_TOKENS 900U

@@ -12,8 +12,8 @@
 #include "tests/integration/e2e_model.h"
 #include "tests/support/worker_process.h"
 
-#define ADMIN_MS 10000
-#define SETTLE_MS 10000
+#define ADMIN_MS 30000
+#define SETTLE_MS 30000
 
 static void remove_flat(const char *path) {
     DIR *directory = opendir(path);

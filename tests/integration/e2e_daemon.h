@@ -32,7 +32,7 @@ int64_t e2e_metric(const struct test_daemon *daemon, const char *name);
 /* All of them at one moment: e2e_metric_of() looks into them. */
 struct oscar_admin_reply e2e_metrics(const struct test_daemon *daemon);
 int64_t e2e_metric_of(const struct oscar_admin_reply *metrics, const char *name);
-/* Waits until it has this value; ends the test when it does not in ten seconds. */
+/* Waits until it has this value; ends the test when it does not in half a minute. */
 void e2e_wait_metric(const struct test_daemon *daemon, const char *name, int64_t value);
 #define E2E_SINK "oscar_pages{form=\"sink\"}"
 #define E2E_DENSE "oscar_pages{form=\"dense\"}"

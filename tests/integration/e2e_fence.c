@@ -13,7 +13,7 @@
 #include "tests/integration/e2e_model.h"
 #include "tests/support/worker_process.h"
 
-#define WAIT_MS 10000
+#define WAIT_MS 30000
 #define CHURN 128U
 #define LOOKS 50U /* round trips in which something must not happen */
 

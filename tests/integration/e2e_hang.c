@@ -16,7 +16,8 @@
 #include "tests/integration/e2e_model.h"
 
 #define TOKENS 640U
-#define CALL_MS 5000U /* more than any answer takes that needs no device */
+#define CALL_MS 30000U /* more than any answer takes that needs no device */
+#define PATIENCE "60"  /* of the watchdog, in seconds, where it is not to bite */
 
 static char control_path[64]; /* what hanging_oscard.c looks at */
 static int control = -1;
@@ -57,7 +58,7 @@ static void cache(struct e2e_worker *worker, const struct text *text) {
 }
 
 static void while_the_device_hangs_all_is_answered_that_needs_none(void **state) {
-    start(state, "3");
+    start(state, PATIENCE);
     struct test_daemon *daemon = *state;
     struct e2e_worker reader, late;
     struct text cached = {0}, other = {0};
@@ -83,20 +84,42 @@ static void while_the_device_hangs_all_is_answered_that_needs_none(void **state)
         oscar_seq_close(hit);
         assert_true(e2e_metric(daemon, E2E_USED) > 0);
     }
+    e2e_wait_metric(daemon, E2E_ENDING, 0);
     assert_int_equal(e2e_flush(daemon).flush.pages_freed, 10);
     assert_int_equal(e2e_probe(&reader, &cached, TOKENS), 0);
 
-    check_end(daemon, "has not returned for 3 s");
-    oscar_client_set_timeout(reader.client, CALL_MS);
-    struct oscar_probe_result result;
-    assert_true(oscar_probe(reader.model, cached.ids, TOKENS, &result, NULL) == OSCAR_ERR_DISCONNECTED);
+    /* It comes back: what waited for it goes on. */
     assert_int_equal(flock(control, LOCK_UN), 0);
-    daemon_start_again(daemon);
+    oscar_client_set_timeout(late.client, CALL_MS);
+    e2e_extend(&late, waiting, &other, TOKENS);
+    e2e_check_all(&late, waiting, &other, TOKENS);
     oscar_seq_close(waiting);
     e2e_worker_close(&reader);
     e2e_worker_close(&late);
     text_free(&cached);
     text_free(&other);
+}
+
+static void a_device_that_does_not_come_back_ends_the_daemon(void **state) {
+    start(state, "1");
+    struct test_daemon *daemon = *state;
+    struct e2e_worker worker;
+    struct text text = {0};
+    text_append(&text, 1, TOKENS);
+    e2e_worker_open(&worker, daemon->socket, "worker");
+    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
+    assert_int_equal(flock(control, LOCK_EX), 0);
+    oscar_client_set_timeout(worker.client, 50);
+    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT);
+    check_end(daemon, "has not returned for 1 s");
+    oscar_client_set_timeout(worker.client, CALL_MS);
+    struct oscar_probe_result result;
+    REFUSED(oscar_probe(worker.model, text.ids, TOKENS, &result, NULL), OSCAR_ERR_DISCONNECTED);
+    assert_int_equal(flock(control, LOCK_UN), 0);
+    daemon_start_again(daemon);
+    oscar_seq_close(seq);
+    e2e_worker_close(&worker);
+    text_free(&text);
 }
 
 static void a_device_that_hangs_does_not_keep_the_daemon_from_ending(void **state) {
@@ -123,7 +146,7 @@ static void a_device_that_hangs_does_not_keep_the_daemon_from_ending(void **stat
 }
 
 static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **state) {
-    start(state, "60");
+    start(state, PATIENCE);
     struct test_daemon *daemon = *state;
     struct e2e_worker worker;
     struct text text = {0};
@@ -143,7 +166,7 @@ static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **
 }
 
 static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging(void **state) {
-    start(state, "1");
+    start(state, "2");
     struct test_daemon *daemon = *state;
     struct e2e_worker worker;
     struct text text = {0};
@@ -154,7 +177,7 @@ static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_ha
     oscar_client_set_timeout(worker.client, 50);
     REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT); /* a call for memory is under way */
     daemon_pause(daemon);
-    usleep(1500 * 1000); /* what is tested is this time itself */
+    usleep(2500 * 1000); /* what is tested is this time itself */
     assert_int_equal(flock(control, LOCK_UN), 0);
     daemon_resume(daemon);
     oscar_client_set_timeout(worker.client, CALL_MS);
@@ -168,6 +191,7 @@ static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_ha
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(while_the_device_hangs_all_is_answered_that_needs_none, stop),
+        cmocka_unit_test_teardown(a_device_that_does_not_come_back_ends_the_daemon, stop),
         cmocka_unit_test_teardown(a_device_that_hangs_does_not_keep_the_daemon_from_ending, stop),
         cmocka_unit_test_teardown(a_device_that_fails_ends_the_daemon_with_a_status_of_its_own, stop),
         cmocka_unit_test_teardown(a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging, stop),

@@ -22,7 +22,7 @@
 #define ROWS 32U        /* of one aimed attend */
 #define BOUND 0.02      /* of ||out - row|| / ||row||: BF16 of V, of the output, and what other tokens weigh */
 #define MAX_HEAD_DIM 256U
-#define SETTLE_MS 10000
+#define SETTLE_MS 30000
 
 static bool in_child;
 
@@ -116,7 +116,8 @@ struct oscar_model_options e2e_model_options(const struct oscar_geometry *geomet
 
 void e2e_worker_open_geometry(struct e2e_worker *worker, const char *socket, const char *name,
                               const struct oscar_geometry *geometry) {
-    struct oscar_client_options client = {.size = sizeof(client), .socket = socket, .name = name, .timeout_ms = 20000};
+    struct oscar_client_options client = {
+        .size = sizeof(client), .socket = socket, .name = name, .timeout_ms = SETTLE_MS};
     struct oscar_model_options model = e2e_model_options(geometry);
     memset(worker, 0, sizeof(*worker));
     worker->geometry = *geometry;

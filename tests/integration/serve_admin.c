@@ -15,10 +15,10 @@
 #include "tests/support/raw_worker.h"
 #include "tests/support/worker_process.h"
 
-#define SETTLE_MS 10000
+#define SETTLE_MS 30000
 
 static int connect_to(const char *path, int protocol) {
-    int fd = nn_socket(AF_SP, protocol), timeout = 10000;
+    int fd = nn_socket(AF_SP, protocol), timeout = SETTLE_MS;
     assert_true(fd >= 0);
     char address[128];
     snprintf(address, sizeof(address), "ipc://%s", path);

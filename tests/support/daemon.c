@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define OSCARD OSCAR_BUILD_DIR "/daemon/oscard"
-#define DEADLINE_MS 30000 /* of a start or stop on a busy machine, with sanitizers */
+#define DEADLINE_MS 30000 /* of a start, a stop or a line of the log on a busy machine, with sanitizers */
 #define MAX_ARGS 64
 
 #define DIE(...) die(__FILE__, __LINE__, __VA_ARGS__)
@@ -252,7 +252,7 @@ void daemon_log_wait(const struct test_daemon *daemon, const char *text) {
         DIE("inotify: %m");
     while (daemon_log_count(daemon, text) == 0) {
         char buffer[4096];
-        if (!wait_readable(events, 5000)) {
+        if (!wait_readable(events, DEADLINE_MS)) {
             show_log(daemon);
             DIE("the daemon does not log \"%s\"", text);
         }

@@ -55,7 +55,7 @@ void daemon_start_again(struct test_daemon *daemon);
 /* The log so far, to be freed; and how often a text is in it. */
 char *daemon_log(const struct test_daemon *daemon);
 unsigned daemon_log_count(const struct test_daemon *daemon, const char *text);
-/* Waits (up to 5 s) until the log holds a text. */
+/* Waits (up to 30 s) until the log holds a text. */
 void daemon_log_wait(const struct test_daemon *daemon, const char *text);
 /* Open descriptors of the daemon. */
 unsigned daemon_descriptors(const struct test_daemon *daemon);

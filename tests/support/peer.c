@@ -11,7 +11,7 @@
 
 #include "proto/version.h"
 
-#define RECEIVE_MS 10000
+#define RECEIVE_MS 30000
 
 int peer_connect(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -14,6 +14,8 @@
 
 #include "proto/geometry.h"
 
+#define PATIENCE_MS 30000 /* with the device, on a busy machine */
+
 static void on_announce(void *arg, void *client_arg, const struct oscar_chunk_info *info, int fd) {
     (void)arg;
     struct rig_client *client = client_arg;
@@ -156,7 +158,7 @@ static void wait_and_poll(struct rig *rig) {
     struct pollfd event = {.fd = store_event_fd(rig->store), .events = POLLIN};
     int r;
     do /* a fuzzer has signals of its own */
-        r = poll(&event, 1, 10000);
+        r = poll(&event, 1, PATIENCE_MS);
     while (r < 0 && errno == EINTR);
     assert_int_equal(r, 1);
     rig_poll(rig);
