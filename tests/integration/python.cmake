@@ -11,5 +11,8 @@ if(NOT OSCAR_SANITIZE)
     add_test(NAME python COMMAND ${python} ${PROJECT_SOURCE_DIR}/client/python/tests/run.py)
     set_tests_properties(python PROPERTIES LABELS integration TIMEOUT 240 SKIP_RETURN_CODE 77
       ENVIRONMENT "OSCARD=$<TARGET_FILE:oscard>;OSCAR_LIBRARY=$<TARGET_FILE:oscar>;PYTHONDONTWRITEBYTECODE=1")
+    if(TARGET emulated_cuda) # tensors and streams of a GPU, without one
+      set_property(TEST python APPEND PROPERTY ENVIRONMENT "OSCAR_CUDA_EMULATION=$<TARGET_FILE:emulated_cuda>")
+    endif()
   endif()
 endif()

@@ -11,6 +11,7 @@ from . import _abi
 from ._handle import Owned
 from ._library import library
 from .errors import ErrorCode, check, error_of
+from .tensors import torch_gpu
 
 CU_STREAM_LEGACY = 1  # the native handle of CUDA's legacy default stream
 
@@ -22,7 +23,7 @@ class ClientInfo:
     incarnation: int  # another value means that the daemon lost its cache in between
     protocol: tuple[int, int]
     backend: str  # "host" or "cuda": where tensors must lie
-    device: str
+    device: str  # of cuda: the GPU's UUID, "GPU-..."
     tenant: str
     daemon_version: str
 
@@ -35,7 +36,7 @@ class Client(Owned):
     group       workers of one group may adopt each other's leases
     timeout_ms  of every call that speaks to the daemon; 0: 5000
 
-    on_gpu      whether the daemon's pages, and so the tensors of all calls, are on a GPU
+    gpu         the GPU that the daemon's pages, and so the tensors of all calls, are on; None: host memory
 
     Raises ConnectionLostError where there is no daemon, OscarError (VERSION, PERMISSION, LIMIT), DeadlineError.
     Closing it closes all that was opened through it.
@@ -59,7 +60,8 @@ class Client(Owned):
         handle = _abi.Handle()
         check(library().oscar_client_open(byref(options), byref(handle)))
         super().__init__(handle.value or 0, None, library().oscar_client_close)
-        self.on_gpu = self.info().backend == "cuda"
+        info = self.info()
+        self.gpu = info.device if info.backend == "cuda" else None
         self._torch_streams: dict[int, Stream] = {}
 
     def set_timeout(self, timeout_ms: int) -> None:
@@ -83,15 +85,29 @@ class Client(Owned):
         """An empty round trip: a health check."""
         check(library().oscar_client_ping(self.handle))
 
-    def torch_stream(self, device: Any = None) -> "Stream":
-        """torch's current CUDA stream of `device` as a Stream: work is enqueued there, in order with torch's own."""
+    def torch_stream(self) -> "Stream":
+        """torch's current CUDA stream on the daemon's GPU: work is enqueued there, in order with torch's own.
+
+        InvalidError where torch does not see that GPU.
+        """
         import torch
 
-        native = torch.cuda.current_stream(device).cuda_stream or CU_STREAM_LEGACY
+        native = torch.cuda.current_stream(self._torch_device()).cuda_stream or CU_STREAM_LEGACY
         stream = self._torch_streams.get(native)
         if stream is None:
             stream = self._torch_streams[native] = Stream(self, native=native)
         return stream
+
+    def _torch_device(self) -> int:
+        """What torch numbers the daemon's GPU."""
+        import torch
+
+        for index in range(torch.cuda.device_count()):
+            if torch_gpu(index) == self.gpu:
+                return index
+        raise error_of(
+            ErrorCode.INVALID, f"torch has no {self.gpu or 'stream of the host'}: the daemon's pages are there"
+        )
 
 
 class Stream(Owned):

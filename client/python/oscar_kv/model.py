@@ -216,14 +216,14 @@ class Model(Owned):
     def _rows(self, tensor: Any, what: str, heads: int, count: int | None = None) -> View:
         """The caller's rows [count, heads, head_dim] of this model's type."""
         shape = self.geometry
-        found = rows(tensor, what, heads, shape.head_dim, DTYPES[shape.dtype], self.client.on_gpu, count)
+        found = rows(tensor, what, heads, shape.head_dim, DTYPES[shape.dtype], self.client.gpu, count)
         if what == "out" and not found.writable:
             raise error_of(ErrorCode.INVALID, "out is read-only")
         return found
 
     def _lse(self, tensor: Any, count: int) -> int:
         """Address of the caller's log-sum-exp [count, query_heads]."""
-        return lse_rows(tensor, "lse", count, self.geometry.query_heads, self.client.on_gpu).address
+        return lse_rows(tensor, "lse", count, self.geometry.query_heads, self.client.gpu).address
 
 
 class Lease(Owned):

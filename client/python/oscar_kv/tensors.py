@@ -8,6 +8,7 @@ ones. numpy has no BF16 of its own: an array of uint16 (or int16) is taken for r
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .errors import ErrorCode, OscarError, error_of
@@ -29,12 +30,21 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     element: str
-    device: int | None  # number of the CUDA device, None: host memory
+    on_gpu: bool
+    gpu: str | None  # which one, as in ClientInfo.device; an array interface does not tell
     writable: bool
 
 
 def _invalid(cause: str) -> OscarError:
     return error_of(ErrorCode.INVALID, cause)
+
+
+@cache
+def torch_gpu(index: int) -> str:
+    """The GPU that torch numbers so, as in ClientInfo.device."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
 def view(tensor: Any) -> View:
@@ -45,11 +55,12 @@ def view(tensor: Any) -> View:
             shape=tuple(tensor.shape),
             strides=tuple(tensor.stride()),
             element=str(tensor.dtype).removeprefix("torch."),
-            device=tensor.device.index or 0 if tensor.device.type == "cuda" else None,
+            on_gpu=tensor.device.type == "cuda",
+            gpu=torch_gpu(tensor.device.index) if tensor.device.type == "cuda" else None,
             writable=True,
         )
     interface = getattr(tensor, "__cuda_array_interface__", None)
-    device = 0 if interface is not None else None
+    on_gpu = interface is not None
     if interface is None:
         interface = getattr(tensor, "__array_interface__", None)
     if interface is None:
@@ -68,26 +79,26 @@ def view(tensor: Any) -> View:
     name = getattr(getattr(tensor, "dtype", None), "name", None)
     if name is None or name.startswith("void"):
         name = _TYPESTRS.get(interface["typestr"], interface["typestr"])
-    return View(address, shape, tuple(stride // width for stride in strides), str(name), device, not read_only)
+    return View(address, shape, tuple(stride // width for stride in strides), str(name), on_gpu, None, not read_only)
 
 
-def _place(on_gpu: bool) -> str:
-    return "a GPU" if on_gpu else "the host"
-
-
-def _on_device(tensor: Any, what: str, on_gpu: bool) -> View:
+def _on_device(tensor: Any, what: str, gpu: str | None) -> View:
     """A view of memory that the daemon's backend can read: its kernels would end the process at any other address."""
     found = view(tensor)
-    if (found.device is not None) != on_gpu:
-        raise _invalid(
-            f"{what} is in memory of {_place(not on_gpu)}, the daemon's pages are in that of {_place(on_gpu)}"
-        )
+    if found.on_gpu != (gpu is not None) or (found.gpu or gpu) != gpu:
+        lies = (found.gpu or "a GPU") if found.on_gpu else "the host"
+        raise _invalid(f"{what} is in memory of {lies}, the daemon's pages are in that of {gpu or 'the host'}")
     return found
 
 
-def rows(tensor: Any, what: str, heads: int, head_dim: int, dtype: int, on_gpu: bool, count: int | None = None) -> View:
-    """View of [rows, heads, head_dim] elements of a model's type, the last dimension contiguous, any other strides."""
-    found = _on_device(tensor, what, on_gpu)
+def rows(
+    tensor: Any, what: str, heads: int, head_dim: int, dtype: int, gpu: str | None, count: int | None = None
+) -> View:
+    """View of [rows, heads, head_dim] elements of a model's type, the last dimension contiguous, any other strides.
+
+    gpu  which one the tensor must be on; None: in host memory
+    """
+    found = _on_device(tensor, what, gpu)
     expected = (found.shape[0] if count is None and found.shape else count, heads, head_dim)
     if found.shape != expected:
         wanted = ("rows" if count is None else count, heads, head_dim)
@@ -100,9 +111,9 @@ def rows(tensor: Any, what: str, heads: int, head_dim: int, dtype: int, on_gpu: 
     return found
 
 
-def lse_rows(tensor: Any, what: str, count: int, heads: int, on_gpu: bool) -> View:
+def lse_rows(tensor: Any, what: str, count: int, heads: int, gpu: str | None) -> View:
     """View of contiguous float32 [rows, heads]."""
-    found = _on_device(tensor, what, on_gpu)
+    found = _on_device(tensor, what, gpu)
     if found.element != "float32" or found.shape != (count, heads) or found.strides != (heads, 1):
         raise _invalid(f"{what} must be contiguous float32 of the shape {(count, heads)}")
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real oscard for the tests: host backend, a directory of its own. OSCARD names the program."""
+"""A real oscard for the tests, in a directory of its own. OSCARD names the program."""
 
 import os
 import shutil
@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 class Daemon:
     """Started by `with`; `socket` is its path. What it logged is shown when it does not start or does not end well."""
 
-    def __init__(self, budget: str = "64M", calibrations: str | None = None) -> None:
+    def __init__(self, budget: str = "64M", calibrations: str | None = None, backend: str = "host") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="oscar-py-"))
         self.socket = str(self.folder / "worker.sock")
-        self.options = ["--runtime-dir", str(self.folder), "--backend", "host", "--budget", budget]
+        self.options = ["--runtime-dir", str(self.folder), "--backend", backend, "--budget", budget]
         if calibrations is not None:
             self.options += ["--calibration-directory", calibrations]
         self.process = None

@@ -14,6 +14,7 @@ from ..client import Client, Stream
 from ..errors import DeadlineError
 from ..model import Model
 from ..sequence import Sequence
+from ..tensors import torch_gpu
 from . import attention
 from .cache import OscarCache
 from .identity import Path, geometry, rope_digest, text_config, weights_digest
@@ -57,10 +58,13 @@ class Worker:
         shape = geometry(model, dtype)
         rope = rope_digest(text_config(model))
         self.client = Client(socket, name=name, timeout_ms=timeout_ms)
-        if self.client.on_gpu != (model.device.type == "cuda"):
-            backend = self.client.info().backend
+        gpu = torch_gpu(model.device.index) if model.device.type == "cuda" else None
+        if self.client.gpu != gpu:
+            pages = self.client.gpu or "the host"
             self.client.close()
-            raise ValueError(f"the model is on {model.device}, the daemon's backend is {backend}")
+            raise ValueError(
+                f"the model is in memory of {gpu or 'the host'}, the daemon's pages are in that of {pages}"
+            )
         self.model = Model(
             self.client,
             shape,
@@ -72,9 +76,8 @@ class Worker:
         )
         self.dense_tail = dense_tail
         self._dtype = getattr(torch, shape.dtype)
-        self._device = model.device
         self._host_stream: Stream | None = None
-        if not self.client.on_gpu:
+        if self.client.gpu is None:
             self._host_stream = Stream(self.client, threads=threads or torch.get_num_threads())
         attention.register()
         self._attached = model
@@ -120,7 +123,7 @@ class Worker:
 
     def stream(self) -> Stream:
         """Where this thread's work goes: torch's current stream on a GPU."""
-        return self._host_stream or self.client.torch_stream(self._device)
+        return self._host_stream or self.client.torch_stream()
 
     def cast(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in the type of stored rows, heads contiguous; itself if it is so."""
