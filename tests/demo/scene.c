@@ -141,18 +141,48 @@ static int time_attaches(struct scene *scene, struct worker_process *worker) {
     return 0;
 }
 
-/* A: a long prompt, then on and on. */
+struct expectation {
+    struct scene *scene;
+    const char *metric;
+    int64_t value;
+};
+
+static bool metric_has_value(void *argument) {
+    const struct expectation *expected = argument;
+    json_t *stats = private_daemon_stats(&expected->scene->daemon);
+    bool holds = stats != NULL && private_daemon_metric(stats, expected->metric) == expected->value;
+    json_decref(stats);
+    return holds;
+}
+
+static int wait_for(struct scene *scene, const char *metric, int64_t value) {
+    struct expectation expected = {scene, metric, value};
+    if (wait_until(metric_has_value, &expected, SETTLE_MS))
+        return 0;
+    fprintf(stderr, "demo: %s does not become %lld\n", metric, (long long)value);
+    return -1;
+}
+
+static int prefill(struct scene *scene, struct worker_process *worker, uint32_t to, enum segment_kind segment) {
+    int r = line_tell(&worker->pipe, "prefill %u %u", to, PREFILL_CHUNK);
+    return r < 0 ? r : hear_steps(scene, worker, segment, NULL);
+}
+
+/* A: a long prompt. Before its last chunk all is packed that has left the window, so that this chunk reads some INT2 in any case. */
 static int a_stores_the_prefix(struct scene *scene) {
     struct worker_process *a = &scene->a;
+    char line[256];
     uint32_t packed;
     int r = start_worker(scene, a, "A", NULL);
     if (r == 0)
         r = open_sequence(scene, a, PREFIX_TOKENS, &scene->a_hit, &packed);
     if (r == 0)
-        r = line_tell(&a->pipe, "prefill %u %u", PREFIX_TOKENS, PREFILL_CHUNK);
+        r = prefill(scene, a, PREFIX_TOKENS - PREFILL_CHUNK, A_PREFILL);
     if (r == 0)
-        r = hear_steps(scene, a, A_PREFILL, NULL);
-    return r;
+        r = wait_for(scene, PACKED, PAGES(PREFIX_TOKENS - PREFILL_CHUNK - OSCAR_RECENT_TOKENS - OSCAR_SINK_TOKENS));
+    if (r == 0)
+        r = ask(a, "poll", line, sizeof(line));
+    return r < 0 ? r : prefill(scene, a, PREFIX_TOKENS, A_PREFILL);
 }
 
 /* B finds the prefix and decodes while A does; A stops half-way through a token in the middle of a page. */
@@ -178,28 +208,6 @@ static int b_joins(struct scene *scene) {
     if (r == 0)
         r = hear_steps(scene, b, B_DECODE, NULL);
     return r;
-}
-
-struct expectation {
-    struct scene *scene;
-    const char *metric;
-    int64_t value;
-};
-
-static bool metric_has_value(void *argument) {
-    const struct expectation *expected = argument;
-    json_t *stats = private_daemon_stats(&expected->scene->daemon);
-    bool holds = stats != NULL && private_daemon_metric(stats, expected->metric) == expected->value;
-    json_decref(stats);
-    return holds;
-}
-
-static int wait_for(struct scene *scene, const char *metric, int64_t value) {
-    struct expectation expected = {scene, metric, value};
-    if (wait_until(metric_has_value, &expected, SETTLE_MS))
-        return 0;
-    fprintf(stderr, "demo: %s does not become %lld\n", metric, (long long)value);
-    return -1;
 }
 
 /* B is in the middle of its decode when A dies. */
@@ -237,9 +245,7 @@ static int c_joins(struct scene *scene) {
     if (r == 0)
         r = open_sequence(scene, c, C_PROMPT_TOKENS, &scene->c_hit, &scene->c_hit_packed);
     if (r == 0)
-        r = line_tell(&c->pipe, "prefill %u %u", C_PROMPT_TOKENS, PREFILL_CHUNK);
-    if (r == 0)
-        r = hear_steps(scene, c, C_JOINED, NULL);
+        r = prefill(scene, c, C_PROMPT_TOKENS, C_JOINED);
     if (r == 0)
         r = line_tell(&c->pipe, "decode %u", C_ENDS_AT);
     if (r == 0)
