@@ -17,20 +17,6 @@
 static struct rig *rig;
 static struct probe *probe;
 
-static int open_rig(void **state) {
-    (void)state;
-    rig = rig_open();
-    probe = probe_open(rig);
-    return 0;
-}
-
-static int close_rig(void **state) {
-    (void)state;
-    probe_close(probe);
-    rig_close(rig);
-    return 0;
-}
-
 /* --- deadlines -------------------------------------------------------------------------------------------------------------- */
 
 /* A host function that holds a stream up until the test lets it through. */
@@ -230,16 +216,7 @@ static void the_legacy_stream_can_be_used(void **state) {
     rig_free(rig, memory);
 }
 
-static int work(struct process_message (*serve)(const struct process_message *message)) {
-    open_rig(NULL);
-    int status = process_serve(serve);
-    close_rig(NULL);
-    return status;
-}
-
-int main(int argc, char **argv) {
-    if (argc > 1)
-        return work(strcmp(argv[1], "fault") == 0 ? fault : raise_fences);
+static int all_tests(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wait_for_a_host_function_has_a_deadline),
         cmocka_unit_test(a_wait_for_a_kernel_has_a_deadline),
@@ -249,5 +226,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_legacy_stream_can_be_used),
         cmocka_unit_test(a_fault_is_told_and_every_later_call_fails_at_once),
     };
-    return cmocka_run_group_tests(tests, open_rig, close_rig);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv) {
+    rig = rig_open();
+    probe = probe_open(rig);
+    int status = argc == 1 ? all_tests() : process_serve(strcmp(argv[1], "fault") == 0 ? fault : raise_fences);
+    probe_close(probe);
+    rig_close(rig);
+    return status;
 }
