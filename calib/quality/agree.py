@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`./dev quality --agree`: do both paths agree on equal K and V?
 
-Two whole runs differ however right they are: K and V are rounded to BF16 and to codes, and a change of a last bit, carried
-through all layers, ends in other codes. So the text goes through the daemon first, and every row of K and V is copied where
-`store` has written it; then the float model runs on those rows instead of its own. Queries, hidden states and predictions
-are each path's own. The pages that the float model packs must be those of the daemon, to the bit: they are looked for in
-the memory that it shares with its workers.
+Two whole runs differ however right they are: K and V are rounded to BF16 and to codes, and a change of a last bit,
+carried through all layers, ends in other codes. So the text goes through the daemon first, and every row of K and V
+is copied where `store` has written it; then the float model runs on those rows instead of its own. Queries, hidden
+states and predictions are each path's own. The pages that the float model packs must be those of the daemon, to the
+bit: they are looked for in the memory that it shares with its workers.
 """
 
 import ctypes

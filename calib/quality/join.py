@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`./dev quality --join`: how quality fades with distance when a worker joins a prefix whose end is packed.
 
-A worker computes a document alone, page by page, with a recent window of its own. Its K and V up to a join are then stored
-once more as the prefix of a first worker that has gone on with other text, so that all of the prefix but the sink is packed.
-A second worker opens that prefix and goes on with the document. Each join and mode has a namespace of its own in the
-daemon, in which nobody has computed what the second worker computes.
+A worker computes a document alone, page by page, with a recent window of its own. Its K and V up to a join are then
+stored once more as the prefix of a first worker that has gone on with other text, so that all of the prefix but the
+sink is packed. A second worker opens that prefix and goes on with the document. Each join and mode has a namespace
+of its own in the daemon, in which nobody has computed what the second worker computes.
 """
 
 import time
@@ -26,7 +26,7 @@ MODES = {"joined": False, "joined-dense-tail": True}  # mode: dense_tail
 
 
 class _StoredStates:
-    """K and V of a cache as the model gives them, [kv heads, tokens, d] a layer and side, in the type that is stored."""
+    """K and V of a cache as the model gives them, [kv heads, tokens, d] a layer, in the type that is stored."""
 
     def __init__(self, cache, layers):
         self._cache, self._store = cache, cache.store

@@ -23,7 +23,7 @@ def _keys(codes):
 
 
 def _values(codes):
-    """Codes of V: token 16 tile + 8 h + 2 t + u, dim 8 (words i + r) + g, at bits 2 i of the 16-bit half u of word r."""
+    """Codes of V: token 16 tile + 8 h + 2 t + u, dim 8 (words i + r) + g, at bits 2 i of half u of word r."""
     words = codes.shape[1] // 64
     codes = codes.astype("<u2").reshape(-1, _TILES, 2, 4, 2, 8, words, 8)  # page, tile, h, t, u, i, r, g
     packed = sum(codes[:, :, :, :, :, i] << np.uint16(2 * i) for i in range(8))

@@ -70,7 +70,7 @@ class Tensor:
 
 
 def torch(driver, devices, stream=0):
-    """A module in the place of torch that sees these of the driver's devices, in this order, and has a current stream."""
+    """A module in the place of torch: it sees these of the driver's devices, in this order, with a current stream."""
     module = types.ModuleType("torch")
     module.cuda = types.SimpleNamespace(
         device_count=lambda: len(devices),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binding with a daemon of the cuda backend: where tensors lie, and the stream that work goes to. OSCAR_CUDA_EMULATION
-names the driver library that stands for a GPU; FAKE_CUDA_DELAY_US makes its streams late, so that what is not in order with
-a stream's other work fails."""
+"""The binding with a daemon of the cuda backend: where tensors lie, and the stream that work goes to.
+OSCAR_CUDA_EMULATION names the driver library that stands for a GPU; FAKE_CUDA_DELAY_US makes its streams late, so
+that what is not in order with a stream's other work fails.
+"""
 
 import os
 import random
