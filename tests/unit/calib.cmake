@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-set(calib_fixture ${CMAKE_CURRENT_LIST_DIR}/calib_fixture.c)
+set(calib_fixture ${CMAKE_CURRENT_LIST_DIR}/calib_fixture.c ${PROJECT_SOURCE_DIR}/tests/support/files.c)
 oscar_test(calib_numbers SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_numbers.c ${calib_fixture} LIBS oscar_calib)
 oscar_test(calib_captures SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_captures.c ${calib_fixture} LIBS oscar_calib)
 oscar_test(calib_fit SOURCES ${CMAKE_CURRENT_LIST_DIR}/calib_fit.c ${calib_fixture} LIBS oscar_calib)

@@ -11,6 +11,7 @@
 #include "calib/activations.h"
 #include "calib_fixture.h"
 #include "proto/half.h"
+#include "tests/support/files.h"
 
 static const struct calib_model model = {
     .layers = 3, .query_heads = 4, .kv_heads = 2, .d = 64, .rope_base = 1e4, .bias = 3};
@@ -176,9 +177,7 @@ static void files_that_are_none_are_named(void **unused) {
     assert_refused(calib_path("nowhere"), OSCAR_ERR_NOT_FOUND, "nowhere");
     assert_int_equal(mkdir(calib_path("empty"), 0777), 0);
     assert_refused(calib_path("empty"), OSCAR_ERR_NOT_FOUND, "holds no .safetensors file");
-    FILE *file = fopen(calib_path("nothing"), "we");
-    assert_non_null(file);
-    assert_int_equal(fclose(file), 0);
+    file_write(calib_path("nothing"), NULL, 0);
     assert_refused(calib_path("nothing"), OSCAR_ERR_CORRUPT, "it is empty");
     assert_refused("/dev/null", OSCAR_ERR_CORRUPT, "not a regular file");
     assert_refused(raw("{", 1000, 0), OSCAR_ERR_CORRUPT, "raw.safetensors");

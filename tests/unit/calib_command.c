@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "calib_fixture.h"
+#include "tests/support/files.h"
 
 #define TORCH OSCAR_TEST_DATA "/torch"
 
@@ -130,8 +131,8 @@ static void a_file_goes_through_all_verbs(void **unused) {
 
 static void assert_same_file(const char *left, const char *right) {
     size_t sizes[2];
-    uint8_t *a = calib_read_file(left, &sizes[0]);
-    uint8_t *b = calib_read_file(right, &sizes[1]);
+    uint8_t *a = file_read(left, &sizes[0]);
+    uint8_t *b = file_read(right, &sizes[1]);
     assert_int_equal(sizes[0], sizes[1]);
     assert_memory_equal(a, b, sizes[0]);
     free(a);
@@ -169,14 +170,11 @@ static void a_file_that_was_changed_does_not_verify(void **unused) {
     static const float one = 1, more = 1.5F;
     size_t size;
     assert_run("import --model example --output d " TORCH, 0, "wrote d");
-    uint8_t *bytes = calib_read_file(calib_path("d"), &size);
+    uint8_t *bytes = file_read(calib_path("d"), &size);
     uint8_t *at = memmem(bytes, size, &one, sizeof(one));
     assert_non_null(at);
     memcpy(at, &more, sizeof(more));
-    FILE *file = fopen(calib_path("d"), "we");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    assert_int_equal(fclose(file), 0);
+    file_write(calib_path("d"), bytes, size);
     free(bytes);
     assert_run("verify d", 1, "oscar-calib verify: calibration not usable: ");
     assert_non_null(strstr(output, "rotation"));

@@ -13,6 +13,7 @@
 #include "calib/fit.h"
 #include "calib/parallel.h"
 #include "calib_fixture.h"
+#include "tests/support/files.h"
 
 #define TOKENS 640U
 
@@ -62,8 +63,8 @@ static const char *metadata(const struct calibration_file *file, const char *key
 
 static void assert_same_file(const char *left, const char *right) {
     size_t sizes[2];
-    uint8_t *a = calib_read_file(left, &sizes[0]);
-    uint8_t *b = calib_read_file(right, &sizes[1]);
+    uint8_t *a = file_read(left, &sizes[0]);
+    uint8_t *b = file_read(right, &sizes[1]);
     assert_int_equal(sizes[0], sizes[1]);
     assert_memory_equal(a, b, sizes[0]);
     free(a);
@@ -328,7 +329,7 @@ static void the_file_says_how_it_was_made(void **unused) {
     char source[128];
     char hex[2 * OSCAR_DIGEST_BYTES + 1];
     size_t size;
-    uint8_t *bytes = calib_read_file(whole, &size);
+    uint8_t *bytes = file_read(whole, &size);
     oscar_content_digest(bytes, size, &digest);
     oscar_digest_hex(&digest, hex);
     (void)snprintf(source, sizeof(source), "whole.safetensors %s", hex);
@@ -402,15 +403,12 @@ static void a_fit_of_several_sequences_knows_them_all(void **unused) {
 /* Writes over the first `from` in the file. */
 static void replace_in_file(const char *path, const char *from, const char *to) {
     size_t size;
-    uint8_t *bytes = calib_read_file(path, &size);
+    uint8_t *bytes = file_read(path, &size);
     uint8_t *at = memmem(bytes, size, from, strlen(from));
     assert_non_null(at);
     assert_int_equal(strlen(from), strlen(to));
     memcpy(at, to, strlen(to));
-    FILE *file = fopen(path, "we");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    assert_int_equal(fclose(file), 0);
+    file_write(path, bytes, size);
     free(bytes);
 }
 
@@ -449,11 +447,8 @@ static void nothing_is_left_of_a_killed_fit(void **unused) {
     const struct fit_options options = fit_published(false, &base);
     static const char *const names[] = {"killed.parts/layer-1.safetensors.k1LLed", "killed.parts/layer-7.safetensors"};
     assert_int_equal(mkdir(calib_path("killed.parts"), 0777), 0);
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        FILE *file = fopen(calib_path(names[i]), "we");
-        assert_non_null(file);
-        assert_int_equal(fclose(file), 0);
-    }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        file_write(calib_path(names[i]), NULL, 0);
     fit(&whole, 1, &options, calib_path("killed"));
 }
 

@@ -80,21 +80,6 @@ const char *calib_path(const char *name) {
     return path;
 }
 
-uint8_t *calib_read_file(const char *path, size_t *ret_size) {
-    FILE *file = fopen(path, "re");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    long size = ftell(file);
-    assert_true(size >= 0);
-    rewind(file);
-    uint8_t *bytes = malloc((size_t)size + 1);
-    assert_non_null(bytes);
-    assert_int_equal(fread(bytes, 1, (size_t)size, file), (size_t)size);
-    (void)fclose(file);
-    *ret_size = (size_t)size;
-    return bytes;
-}
-
 /* --- the made-up model -------------------------------------------------------------------------------------------- */
 
 static uint64_t row_state(uint32_t layer, char part, uint64_t position, uint32_t head) {

@@ -48,7 +48,4 @@ void calib_write_capture(const char *path, const struct calib_model *model, cons
 void calib_row(const struct calib_model *model, uint32_t layer, char part, uint64_t position, uint32_t head,
                float *ret);
 
-/* The whole file; malloced. */
-uint8_t *calib_read_file(const char *path, size_t *ret_size);
-
 #endif

@@ -13,6 +13,7 @@
 #include "proto/safetensors.h"
 #include "proto_random.h"
 #include "proto_test.h"
+#include "tests/support/files.h"
 
 #define LAYERS 3U
 #define HEADS 2U
@@ -45,18 +46,10 @@ static float *mirrors(unsigned count) {
     return matrices;
 }
 
-static void write_bytes(const char *path, const struct bytes *bytes) {
-    FILE *out = fopen(path, "wbe");
-    assert_non_null(out);
-    if (bytes->size > 0)
-        assert_int_equal(fwrite(bytes->at, 1, bytes->size, out), bytes->size);
-    assert_int_equal(fclose(out), 0);
-}
-
 static void write_rotations(const char *path, const struct rotation_file *file) {
     struct bytes bytes;
     rotation_file_write(file, &bytes);
-    write_bytes(path, &bytes);
+    file_write(path, bytes.at, bytes.size);
     bytes_clear(&bytes);
 }
 
@@ -316,7 +309,7 @@ static void write_pickle(const char *path, const struct bytes *pickle) {
     bytes_add(archive_add(&archive, "x/data.pkl"), pickle->at, pickle->size);
     bytes_add(archive_add(&archive, "x/data/0"), matrix, MATRIX * sizeof(*matrix));
     archive_write(&archive, &file);
-    write_bytes(path, &file);
+    file_write(path, file.at, file.size);
     bytes_clear(&file);
     archive_clear(&archive);
     free(matrix);
@@ -393,7 +386,7 @@ static void a_file_that_is_something_else_is_refused(void **state) {
     write_pickle(k_path, &pickle);
     assert_refused(&options, OSCAR_ERR_UNSUPPORTED, "format_version 3: expected 1 or 2");
     bytes_clear(&pickle);
-    write_bytes(k_path, &pickle);
+    file_write(k_path, pickle.at, pickle.size);
     assert_refused(&options, OSCAR_ERR_CORRUPT, "empty, or not a regular file");
     options.k_file = folder;
     assert_refused(&options, OSCAR_ERR_CORRUPT, "empty, or not a regular file");

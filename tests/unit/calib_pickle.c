@@ -10,16 +10,13 @@
 #include "calib_archive.h"
 #include "proto_random.h"
 #include "proto_test.h"
+#include "tests/support/files.h"
 
 static struct oscar_cause cause;
 
-/* On the heap in exactly its size: a read past the end is seen by the sanitizer. */
 static int parse(const void *bytes, size_t size) {
     struct pickle *pickle = NULL;
-    uint8_t *copy = malloc(size != 0 ? size : 1);
-    assert_non_null(copy);
-    if (size != 0)
-        memcpy(copy, bytes, size);
+    uint8_t *copy = exact_copy(bytes, size);
     cause.text[0] = '\0';
     int r = pickle_parse(copy, size, &pickle, &cause);
     assert_true((r == 0) == (pickle != NULL));
@@ -30,10 +27,7 @@ static int parse(const void *bytes, size_t size) {
 
 static int parse_file(const void *bytes, size_t size) {
     struct torch_file *file = NULL;
-    uint8_t *copy = malloc(size != 0 ? size : 1);
-    assert_non_null(copy);
-    if (size != 0)
-        memcpy(copy, bytes, size);
+    uint8_t *copy = exact_copy(bytes, size);
     cause.text[0] = '\0';
     int r = torch_file_parse(copy, size, &file, &cause);
     torch_file_free(file);

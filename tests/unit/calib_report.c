@@ -9,6 +9,7 @@
 #include "calib/options.h"
 #include "calib/parallel.h"
 #include "calib_fixture.h"
+#include "tests/support/files.h"
 
 #define REAL OSCAR_TEST_DATA "/qwen2.5-coder-0.5b/"
 
@@ -29,8 +30,7 @@ static char *run(const struct calib_options *options) {
     (void)close(saved);
     if (r != 0)
         fail_msg("%s", cause.text);
-    char *text = (char *)calib_read_file(path, &size);
-    text[size] = '\0';
+    char *text = (char *)file_read(path, &size);
     return text;
 }
 
@@ -98,8 +98,7 @@ static void it_is_a_table_and_a_picture_too(void **unused) {
     assert_non_null(strstr(text, "error of the attention output"));
     assert_non_null(strstr(text, "layer         bf16        naive     hadamard         ours\n"));
     free(text);
-    char *picture = (char *)calib_read_file(options.svg, &size);
-    picture[size] = '\0';
+    char *picture = (char *)file_read(options.svg, &size);
     assert_memory_equal(picture, "<svg ", 5);
     assert_non_null(strstr(picture, "Qwen2.5"));
     assert_non_null(strstr(picture, ">ours</text>"));

@@ -9,17 +9,13 @@
 
 #include "daemon/config_table.h"
 #include "tests/support/cmocka_order.h"
+#include "tests/support/files.h"
 
 #define NO_ENVIRONMENT ((const char *const[]){NULL})
 
 static char file[] = "/tmp/oscard-config-XXXXXX";
 
-static void write_file(const char *text) {
-    FILE *out = fopen(file, "we");
-    assert_non_null(out);
-    assert_true(fputs(text, out) >= 0);
-    assert_int_equal(fclose(out), 0);
-}
+static void write_file(const char *text) { file_write(file, text, strlen(text)); }
 
 /* Loads with the file and these further flags (NULL at the end). */
 static int load(const char *const *flags, const char *const *environment, struct config **ret,
@@ -219,10 +215,7 @@ static void structure_mistakes_are_refused_with_their_line(void **state) {
     REFUSED("[memory]\nbudget = 1G\n[memory]\nbudget = 2G\n", ":4", "set twice", ":2");
     struct config *config = NULL;
     struct oscar_cause cause = {0};
-    FILE *out = fopen(file, "we");
-    assert_non_null(out);
-    assert_int_equal(fwrite("[memory]\0\n", 1, 10, out), 10);
-    assert_int_equal(fclose(out), 0);
+    file_write(file, "[memory]\0\n", 10);
     assert_int_equal(load(NULL, NO_ENVIRONMENT, &config, &cause), OSCAR_ERR_CONFIG);
     assert_non_null(strstr(cause.text, "zero byte"));
 }

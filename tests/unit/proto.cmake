@@ -9,6 +9,7 @@ oscar_test(proto_frame SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_frame.c LIBS osca
 oscar_test(proto_admin SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_admin.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c LIBS oscar_proto)
 oscar_test(proto_safetensors
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_safetensors.c ${CMAKE_CURRENT_LIST_DIR}/proto_tensor_file.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c
+          ${PROJECT_SOURCE_DIR}/tests/support/files.c
   LIBS oscar_proto)
 oscar_test(proto_calibration
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/proto_calibration.c ${CMAKE_CURRENT_LIST_DIR}/proto_tensor_file.c ${CMAKE_CURRENT_LIST_DIR}/proto_random.c

@@ -10,6 +10,7 @@
 #include "proto_random.h"
 #include "proto_tensor_file.h"
 #include "proto_test.h"
+#include "tests/support/files.h"
 
 static const uint8_t data[32] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
@@ -17,11 +18,7 @@ static struct oscar_cause cause;
 
 static int parse(const uint8_t *bytes, size_t size) {
     struct oscar_safetensors *file = NULL;
-    /* On the heap in exactly its size: a read past the end is seen by the sanitizer. */
-    uint8_t *copy = malloc(size != 0 ? size : 1);
-    assert_non_null(copy);
-    if (size != 0)
-        memcpy(copy, bytes, size);
+    uint8_t *copy = exact_copy(bytes, size);
     cause.text[0] = '\0';
     int r = oscar_safetensors_parse(copy, size, &file, &cause);
     if (r == OSCAR_OK)
@@ -214,13 +211,10 @@ static void a_file_on_disk_is_mapped(void **state) {
     assert_int_equal(oscar_safetensors_open(directory, &file, &cause), OSCAR_ERR_IO);
     assert_int_equal(mkfifo(fifo, 0600), 0);
     assert_int_equal(oscar_safetensors_open(fifo, &file, &cause), OSCAR_ERR_IO);
-    FILE *out = fopen(path, "we");
-    assert_non_null(out);
-    assert_int_equal(fflush(out), 0);
+    file_write(path, NULL, 0);
     assert_int_equal(oscar_safetensors_open(path, &file, &cause), OSCAR_ERR_CORRUPT);
     uint8_t *bytes = tensor_file_raw("{" TENSOR("a", "U8", "[4]", "[0,4]") "}", data, 4, &size);
-    assert_int_equal(fwrite(bytes, 1, size, out), size);
-    (void)fclose(out);
+    file_write(path, bytes, size);
     assert_int_equal(oscar_safetensors_open(path, &file, &cause), OSCAR_OK);
     assert_int_equal(oscar_safetensors_find(file, "a", &view), OSCAR_OK);
     assert_memory_equal(view.data, data, 4);
