@@ -27,6 +27,7 @@ SEED = int(os.environ.get("OSCAR_TEST_SEED", random.randrange(1 << 32)))
 DENSE_TOLERANCE = 0.05
 
 VOCABULARY = 300
+HEAD_DIMS = (64, 128, 256)
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 96,
@@ -44,7 +45,7 @@ transformers.logging.set_verbosity_error()
 
 
 def make_model(kind, dtype=torch.float32, **options):
-    """A model whose attention is far from uniform and whose K has a bias, where its family has one."""
+    """A model whose attention is far from uniform, and whose K has a bias or a norm, where its family has one."""
     torch.manual_seed(SEED)
     config = kind(**{**SHAPE, **options})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -54,6 +55,8 @@ def make_model(kind, dtype=torch.float32, **options):
                 parameter.normal_(0, parameter.shape[1] ** -0.5)
             if name.endswith("proj.bias"):
                 parameter.normal_(0, 1)
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.uniform_(0.5, 1.5)
     return model.to(dtype)
 
 
@@ -97,12 +100,16 @@ class Families(unittest.TestCase):
         self.assert_serves(make_model(LlamaConfig, torch.float16, head_dim=64))
 
     def test_qwen2_with_k_biases(self):
-        self.assert_serves(make_model(Qwen2Config, hidden_size=384))
+        for head_dim in HEAD_DIMS:
+            with self.subTest(head_dim=head_dim):
+                self.assert_serves(make_model(Qwen2Config, hidden_size=SHAPE["num_attention_heads"] * head_dim))
 
-    def test_qwen3_with_qk_norm_and_heads_of_128(self):
-        self.assert_serves(make_model(Qwen3Config, head_dim=128))
+    def test_qwen3_with_qk_norm(self):
+        for head_dim in HEAD_DIMS:
+            with self.subTest(head_dim=head_dim):
+                self.assert_serves(make_model(Qwen3Config, head_dim=head_dim))
 
-    def test_heads_of_256(self):
+    def test_llama_with_heads_of_256(self):
         self.assert_serves(make_model(LlamaConfig, head_dim=256))
 
     def test_other_models_are_refused(self):
