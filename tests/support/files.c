@@ -31,6 +31,16 @@ void file_write(const char *path, const void *bytes, size_t size) {
     assert_int_equal(fclose(file), 0);
 }
 
+void file_assert_same(const char *left, const char *right) {
+    size_t sizes[2];
+    uint8_t *a = file_read(left, &sizes[0]);
+    uint8_t *b = file_read(right, &sizes[1]);
+    assert_int_equal(sizes[0], sizes[1]);
+    assert_memory_equal(a, b, sizes[0]);
+    free(a);
+    free(b);
+}
+
 uint8_t *exact_copy(const void *bytes, size_t size) {
     uint8_t *copy = malloc(size > 0 ? size : 1);
     assert_non_null(copy);

@@ -129,16 +129,6 @@ static void a_file_goes_through_all_verbs(void **unused) {
     assert_run("report --calibration f --baseline plain=h c.safetensors", 0, "       plain");
 }
 
-static void assert_same_file(const char *left, const char *right) {
-    size_t sizes[2];
-    uint8_t *a = file_read(left, &sizes[0]);
-    uint8_t *b = file_read(right, &sizes[1]);
-    assert_int_equal(sizes[0], sizes[1]);
-    assert_memory_equal(a, b, sizes[0]);
-    free(a);
-    free(b);
-}
-
 /* By SIGKILL, when the first layer is done. Should all be done before the signal comes, there is nothing to take up. */
 static void a_killed_fit_is_taken_up(void **unused) {
     (void)unused;
@@ -161,7 +151,7 @@ static void a_killed_fit_is_taken_up(void **unused) {
     bool kept = access(part, F_OK) == 0;
     assert_run("fit --output k --context 450 l.safetensors", 0,
                kept ? " of 6 layers were there from an earlier run" : "wrote k");
-    assert_same_file(calib_path("k"), calib_path("u"));
+    file_assert_same(calib_path("k"), calib_path("u"));
     assert_int_equal(access(calib_path("k.parts"), F_OK), -1);
 }
 

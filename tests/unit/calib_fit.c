@@ -1,113 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole fits of a made-up model: what the file holds, that it is the same again, that a fit can be taken up, what is refused. */
-#include <inttypes.h>
+/* What a fit of a made-up model makes, held against plain loops, and what it refuses. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "calib/activations.h"
-#include "calib/calibration_file.h"
-#include "calib/fit.h"
 #include "calib/parallel.h"
-#include "calib_fixture.h"
+#include "calib_fits.h"
 #include "tests/support/files.h"
-
-#define TOKENS 640U
-
-static const struct calib_model model = {
-    .layers = 2, .query_heads = 4, .kv_heads = 2, .d = 64, .rope_base = 1e4, .bias = 6};
-
-static const char *whole; /* a capture of all of the model */
-
-static struct fit_options defaults(void) {
-    struct fit_options options = fit_defaults();
-    options.threads = 1;
-    options.context = TOKENS;
-    return options;
-}
-
-static int try_fit(const char *const *paths, size_t count, const struct fit_options *options, const char *output,
-                   struct oscar_cause *cause) {
-    struct activations *activations = NULL;
-    int r = activations_open(paths, count, &activations, cause);
-    if (r == 0)
-        r = fit_to_file(options, activations, output, cause);
-    activations_free(activations);
-    return r;
-}
-
-static void fit(const char *const *paths, size_t count, const struct fit_options *options, const char *output) {
-    struct oscar_cause cause = {0};
-    if (try_fit(paths, count, options, output, &cause) != 0)
-        fail_msg("%s", cause.text);
-    assert_int_equal(access(output, R_OK), 0);
-    char parts[256];
-    (void)snprintf(parts, sizeof(parts), "%s.parts", output);
-    assert_int_equal(access(parts, F_OK), -1); /* nothing is left beside it */
-}
-
-static struct calibration_file open_file(const char *path) {
-    struct oscar_cause cause = {0};
-    struct calibration_file file = {0};
-    if (calibration_file_open(path, true, &file, &cause) != 0)
-        fail_msg("%s", cause.text);
-    return file;
-}
-
-static const char *metadata(const struct calibration_file *file, const char *key) {
-    return oscar_safetensors_metadata(file->calibration->file, key);
-}
-
-static void assert_same_file(const char *left, const char *right) {
-    size_t sizes[2];
-    uint8_t *a = file_read(left, &sizes[0]);
-    uint8_t *b = file_read(right, &sizes[1]);
-    assert_int_equal(sizes[0], sizes[1]);
-    assert_memory_equal(a, b, sizes[0]);
-    free(a);
-    free(b);
-}
-
-/* All tensors, whatever the metadata say. */
-static void assert_same_tensors(const char *left, const char *right) {
-    struct calibration_file a = open_file(left);
-    struct calibration_file b = open_file(right);
-    const char *name;
-    size_t count = 0;
-    for (; (name = oscar_safetensors_name(a.calibration->file, count)) != NULL; count++) {
-        struct oscar_tensor_view x;
-        struct oscar_tensor_view y;
-        assert_int_equal(oscar_safetensors_find(a.calibration->file, name, &x), 0);
-        assert_int_equal(oscar_safetensors_find(b.calibration->file, name, &y), 0);
-        assert_int_equal(x.bytes, y.bytes);
-        assert_memory_equal(x.data, y.data, x.bytes);
-    }
-    assert_null(oscar_safetensors_name(b.calibration->file, count));
-    assert_true(count > 0);
-    calibration_file_close(&a);
-    calibration_file_close(&b);
-}
 
 /* --- what is fitted ----------------------------------------------------------------------------------------------- */
 
 /* The sum of x xᵀ-products of plain loops: C_Q of a head, and the covariance of the attention outputs. */
 static void plain_targets(uint32_t layer, uint32_t h, double *query, double *value) {
-    const uint32_t d = model.d, group = model.query_heads / model.kv_heads;
-    float *rows = malloc((size_t)3 * TOKENS * d * sizeof(*rows));
+    const uint32_t d = fits_model.d, group = fits_model.query_heads / fits_model.kv_heads;
+    float *rows = malloc((size_t)3 * FITS_TOKENS * d * sizeof(*rows));
     assert_non_null(rows);
-    float *k = rows, *v = rows + (size_t)TOKENS * d, *q = rows + (size_t)2 * TOKENS * d;
-    for (uint32_t t = 0; t < TOKENS; t++) {
-        calib_row(&model, layer, 'k', t, h, k + (size_t)t * d);
-        calib_row(&model, layer, 'v', t, h, v + (size_t)t * d);
+    float *k = rows, *v = rows + (size_t)FITS_TOKENS * d, *q = rows + (size_t)2 * FITS_TOKENS * d;
+    for (uint32_t t = 0; t < FITS_TOKENS; t++) {
+        calib_row(&fits_model, layer, 'k', t, h, k + (size_t)t * d);
+        calib_row(&fits_model, layer, 'v', t, h, v + (size_t)t * d);
     }
     for (uint32_t g = 0; g < group; g++) {
-        for (uint32_t t = 0; t < TOKENS; t++)
-            calib_row(&model, layer, 'q', t, h * group + g, q + (size_t)t * d);
-        for (uint32_t t = 0; t < TOKENS; t++) {
-            double weights[TOKENS];
+        for (uint32_t t = 0; t < FITS_TOKENS; t++)
+            calib_row(&fits_model, layer, 'q', t, h * group + g, q + (size_t)t * d);
+        for (uint32_t t = 0; t < FITS_TOKENS; t++) {
+            double weights[FITS_TOKENS];
             double output[64] = {0};
             double most = -INFINITY;
             double sum = 0;
@@ -135,7 +54,7 @@ static void plain_targets(uint32_t layer, uint32_t h, double *query, double *val
 
 /* With P and H undone the rotation must make the target diagonal, largest first. */
 static void assert_diagonalises(const float *rotation, const double *target) {
-    const uint32_t d = model.d;
+    const uint32_t d = fits_model.d;
     double u[64 * 64] = {0};
     double half[64 * 64] = {0};
     double last = INFINITY;
@@ -170,16 +89,16 @@ static void assert_diagonalises(const float *rotation, const double *target) {
 
 static void the_published_method_is_the_published_formulas(void **unused) {
     (void)unused;
-    const struct fit_options base = defaults();
+    const struct fit_options base = fits_defaults();
     struct fit_options options = fit_published(false, &base);
     const char *output = calib_path("published");
-    fit(&whole, 1, &options, output);
-    struct calibration_file file = open_file(output);
+    fits_make(&fits_capture, 1, &options, output);
+    struct calibration_file file = fits_open(output);
     double *sums = calloc((size_t)4 * 64 * 64, sizeof(*sums));
     assert_non_null(sums);
     assert_int_equal(file.calibration->rotation_k, OSCAR_ROTATION_MATRIX);
     assert_int_equal(file.calibration->rotation_v, OSCAR_ROTATION_MATRIX);
-    for (uint32_t h = 0; h < model.kv_heads; h++) {
+    for (uint32_t h = 0; h < fits_model.kv_heads; h++) {
         const struct oscar_head_calibration *head = oscar_calibration_head(file.calibration, 1, h);
         memset(sums, 0, (size_t)2 * 64 * 64 * sizeof(*sums));
         plain_targets(1, h, sums, sums + 64 * 64);
@@ -195,8 +114,8 @@ static void the_published_method_is_the_published_formulas(void **unused) {
     calibration_file_close(&file);
 
     options = fit_published(true, &base);
-    fit(&whole, 1, &options, output);
-    file = open_file(output);
+    fits_make(&fits_capture, 1, &options, output);
+    file = fits_open(output);
     const struct oscar_head_calibration *first = oscar_calibration_head(file.calibration, 1, 0);
     assert_ptr_equal(first->rotation_k, oscar_calibration_head(file.calibration, 1, 1)->rotation_k);
     assert_ptr_equal(first->rotation_v, oscar_calibration_head(file.calibration, 1, 1)->rotation_v);
@@ -209,24 +128,24 @@ static void the_published_method_is_the_published_formulas(void **unused) {
 /* sum of w_t v_tᵀ v_t with w_t = k_t C_Q k_tᵀ */
 static void the_proxy_is_the_published_codes(void **unused) {
     (void)unused;
-    const struct fit_options base = defaults();
+    const struct fit_options base = fits_defaults();
     struct fit_options options = fit_published(false, &base);
     const char *output = calib_path("proxy");
-    const uint32_t d = model.d;
+    const uint32_t d = fits_model.d;
     double *sums = calloc((size_t)3 * d * d, sizeof(*sums));
     assert_non_null(sums);
     double *query = sums, *value = sums + (size_t)d * d;
     options.proxy = true;
-    fit(&whole, 1, &options, output);
-    struct calibration_file file = open_file(output);
+    fits_make(&fits_capture, 1, &options, output);
+    struct calibration_file file = fits_open(output);
     plain_targets(0, 1, query, value);
     memset(value, 0, (size_t)d * d * sizeof(*value));
-    for (uint32_t t = 0; t < TOKENS; t++) {
+    for (uint32_t t = 0; t < FITS_TOKENS; t++) {
         float k[64];
         float v[64];
         double weight = 0;
-        calib_row(&model, 0, 'k', t, 1, k);
-        calib_row(&model, 0, 'v', t, 1, v);
+        calib_row(&fits_model, 0, 'k', t, 1, k);
+        calib_row(&fits_model, 0, 'v', t, 1, v);
         for (uint32_t i = 0; i < d; i++)
             for (uint32_t j = 0; j < d; j++)
                 weight += (double)k[i] * query[i * d + j] * (double)k[j];
@@ -235,16 +154,16 @@ static void the_proxy_is_the_published_codes(void **unused) {
                 value[i * d + j] += weight * (double)v[i] * (double)v[j];
     }
     assert_diagonalises(oscar_calibration_head(file.calibration, 0, 1)->rotation_v, value);
-    assert_string_equal(metadata(&file, "oscar.targets"), "k qqt, v proxy");
+    assert_string_equal(fits_metadata(&file, "oscar.targets"), "k qqt, v proxy");
     calibration_file_close(&file);
     free(sums);
 }
 
 static double held_out_k(const char *path, const char *kind) {
-    struct calibration_file file = open_file(path);
+    struct calibration_file file = fits_open(path);
     char key[64];
     (void)snprintf(key, sizeof(key), "oscar.held_out_error.%s", kind);
-    const char *text = metadata(&file, key);
+    const char *text = fits_metadata(&file, key);
     assert_non_null(text);
     assert_memory_equal(text, "k ", 2);
     double error = strtod(text + 2, NULL);
@@ -254,25 +173,25 @@ static double held_out_k(const char *path, const char *kind) {
 
 static void centre_and_feedback_each_lower_the_error_of_a_biased_model(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *output = calib_path("lower");
     options.kinds[FIT_MATRIX] = false;
-    fit(&whole, 1, &options, output);
+    fits_make(&fits_capture, 1, &options, output);
     double both = held_out_k(output, "hadamard");
-    struct calibration_file file = open_file(output);
+    struct calibration_file file = fits_open(output);
     const struct oscar_head_calibration *head = oscar_calibration_head(file.calibration, 0, 0);
     assert_true(head->pairs > 0);
     assert_non_null(head->feedback);
     assert_int_equal(file.calibration->rotation_k, OSCAR_ROTATION_HADAMARD);
     calibration_file_close(&file);
     options.pairs = 0;
-    fit(&whole, 1, &options, output);
+    fits_make(&fits_capture, 1, &options, output);
     double constant = held_out_k(output, "hadamard");
     options.centre = false;
-    fit(&whole, 1, &options, output);
+    fits_make(&fits_capture, 1, &options, output);
     double feedback = held_out_k(output, "hadamard");
     options.feedback = false;
-    fit(&whole, 1, &options, output);
+    fits_make(&fits_capture, 1, &options, output);
     double neither = held_out_k(output, "hadamard");
     printf("held-out error of K: turning centre %g, constant %g, none %g, nearest %g\n", both, constant, feedback,
            neither);
@@ -285,24 +204,24 @@ static void centre_and_feedback_each_lower_the_error_of_a_biased_model(void **un
 /* The centre is the model's own bias, up to the noise of a mean. */
 static void the_centre_is_the_models_bias(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *output = calib_path("bias");
-    const uint32_t d = model.d;
+    const uint32_t d = fits_model.d;
     options.kinds[FIT_MATRIX] = false;
-    fit(&whole, 1, &options, output);
-    struct calibration_file file = open_file(output);
+    fits_make(&fits_capture, 1, &options, output);
+    struct calibration_file file = fits_open(output);
     const struct oscar_head_calibration *head = oscar_calibration_head(file.calibration, 1, 1);
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t pair = (uint32_t)head->centre_pair[i];
         double turned[2] = {0}; /* the pair's mean before its turn, by plain loops */
         double found[2] = {0};  /* the file's, by H, which is its own inverse */
         double quarter[2] = {0};
-        for (uint32_t t = 64; t < TOKENS; t++) {
+        for (uint32_t t = 64; t < FITS_TOKENS; t++) {
             float k[64];
-            double angle = pow(model.rope_base, -2.0 * pair / d) * t;
-            calib_row(&model, 1, 'k', t, 1, k);
-            turned[0] += (cos(angle) * (double)k[pair] + sin(angle) * (double)k[pair + 32]) / (TOKENS - 64);
-            turned[1] += (cos(angle) * (double)k[pair + 32] - sin(angle) * (double)k[pair]) / (TOKENS - 64);
+            double angle = pow(fits_model.rope_base, -2.0 * pair / d) * t;
+            calib_row(&fits_model, 1, 'k', t, 1, k);
+            turned[0] += (cos(angle) * (double)k[pair] + sin(angle) * (double)k[pair + 32]) / (FITS_TOKENS - 64);
+            turned[1] += (cos(angle) * (double)k[pair + 32] - sin(angle) * (double)k[pair]) / (FITS_TOKENS - 64);
         }
         for (uint32_t j = 0; j < d; j++)
             for (uint32_t side = 0; side < 2; side++) {
@@ -320,162 +239,52 @@ static void the_centre_is_the_models_bias(void **unused) {
 
 static void the_file_says_how_it_was_made(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *output = calib_path("says");
     options.model = "a \"model\"\n";
-    fit(&whole, 1, &options, output);
-    struct calibration_file file = open_file(output);
+    fits_make(&fits_capture, 1, &options, output);
+    struct calibration_file file = fits_open(output);
     struct oscar_digest digest;
     char source[128];
     char hex[2 * OSCAR_DIGEST_BYTES + 1];
     size_t size;
-    uint8_t *bytes = file_read(whole, &size);
+    uint8_t *bytes = file_read(fits_capture, &size);
     oscar_content_digest(bytes, size, &digest);
     oscar_digest_hex(&digest, hex);
     (void)snprintf(source, sizeof(source), "whole.safetensors %s", hex);
     free(bytes);
-    assert_string_equal(metadata(&file, "oscar.model"), "a \"model\"\n");
-    assert_string_equal(metadata(&file, "oscar.sources"), source);
-    assert_string_equal(metadata(&file, "oscar.samples"), "640");
-    assert_string_equal(metadata(&file, "oscar.positions"), "640");
-    assert_non_null(strstr(metadata(&file, "oscar.clip"), "sweep"));
-    assert_non_null(metadata(&file, "oscar.held_out_error.matrix"));
-    assert_null(metadata(&file, "oscar.date"));
-    assert_null(metadata(&file, "oscar.source_layers"));
+    assert_string_equal(fits_metadata(&file, "oscar.model"), "a \"model\"\n");
+    assert_string_equal(fits_metadata(&file, "oscar.sources"), source);
+    assert_string_equal(fits_metadata(&file, "oscar.samples"), "640");
+    assert_string_equal(fits_metadata(&file, "oscar.positions"), "640");
+    assert_non_null(strstr(fits_metadata(&file, "oscar.clip"), "sweep"));
+    assert_non_null(fits_metadata(&file, "oscar.held_out_error.matrix"));
+    assert_null(fits_metadata(&file, "oscar.date"));
+    assert_null(fits_metadata(&file, "oscar.source_layers"));
     calibration_file_close(&file);
     options.date = "2030-01-02";
     options.model = NULL;
     options.layers = "1";
-    fit(&whole, 1, &options, output);
-    file = open_file(output);
-    assert_string_equal(metadata(&file, "oscar.model"), "made \"up\"");
-    assert_string_equal(metadata(&file, "oscar.date"), "2030-01-02");
-    assert_string_equal(metadata(&file, "oscar.source_layers"), "1");
+    fits_make(&fits_capture, 1, &options, output);
+    file = fits_open(output);
+    assert_string_equal(fits_metadata(&file, "oscar.model"), "made \"up\"");
+    assert_string_equal(fits_metadata(&file, "oscar.date"), "2030-01-02");
+    assert_string_equal(fits_metadata(&file, "oscar.source_layers"), "1");
     assert_int_equal(file.calibration->layers, 1);
     calibration_file_close(&file);
 }
 
-/* --- the same again ----------------------------------------------------------------------------------------------- */
-
-static void the_same_input_gives_the_same_bytes(void **unused) {
-    (void)unused;
-    struct fit_options options = defaults();
-    fit(&whole, 1, &options, calib_path("once"));
-    options.threads = 5;
-    fit(&whole, 1, &options, calib_path("twice"));
-    assert_same_file(calib_path("once"), calib_path("twice"));
-}
-
-static void the_shards_of_a_capture_do_not_show(void **unused) {
-    (void)unused;
-    static const struct calib_cut cuts[] = {
-        {.from = 1, .to = 2, .first = 0, .tokens = 100, .type = OSCAR_TENSOR_F32},
-        {.from = 0, .to = 1, .first = 0, .tokens = 501, .type = OSCAR_TENSOR_BF16},
-        {.from = 1, .to = 2, .first = 100, .tokens = TOKENS - 100, .type = OSCAR_TENSOR_BF16},
-        {.from = 0, .to = 1, .first = 501, .tokens = TOKENS - 501, .type = OSCAR_TENSOR_F32},
-    };
-    const struct fit_options options = defaults();
-    const char *folder = calib_path("shards");
-    assert_int_equal(mkdir(folder, 0777), 0);
-    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {
-        char name[48];
-        (void)snprintf(name, sizeof(name), "shards/%zu.safetensors", i);
-        calib_write_capture(calib_path(name), &model, &cuts[i]);
-    }
-    fit(&folder, 1, &options, calib_path("sharded"));
-    fit(&whole, 1, &options, calib_path("unsharded"));
-    assert_same_tensors(calib_path("sharded"), calib_path("unsharded"));
-}
-
 static void a_fit_of_several_sequences_knows_them_all(void **unused) {
     (void)unused;
-    const char *paths[] = {whole, calib_path("second.safetensors")};
-    const struct fit_options options = defaults();
-    calib_write_capture(paths[1], &model, &(struct calib_cut){.to = 2, .tokens = 500, .type = OSCAR_TENSOR_BF16});
-    fit(paths, 2, &options, calib_path("several"));
-    struct calibration_file file = open_file(calib_path("several"));
-    assert_string_equal(metadata(&file, "oscar.samples"), "1140");
-    assert_string_equal(metadata(&file, "oscar.positions"), "640");
-    assert_non_null(strstr(metadata(&file, "oscar.sources"), "\nsecond.safetensors "));
+    const char *paths[] = {fits_capture, calib_path("second.safetensors")};
+    const struct fit_options options = fits_defaults();
+    calib_write_capture(paths[1], &fits_model, &(struct calib_cut){.to = 2, .tokens = 500, .type = OSCAR_TENSOR_BF16});
+    fits_make(paths, 2, &options, calib_path("several"));
+    struct calibration_file file = fits_open(calib_path("several"));
+    assert_string_equal(fits_metadata(&file, "oscar.samples"), "1140");
+    assert_string_equal(fits_metadata(&file, "oscar.positions"), "640");
+    assert_non_null(strstr(fits_metadata(&file, "oscar.sources"), "\nsecond.safetensors "));
     calibration_file_close(&file);
-}
-
-/* Writes over the first `from` in the file. */
-static void replace_in_file(const char *path, const char *from, const char *to) {
-    size_t size;
-    uint8_t *bytes = file_read(path, &size);
-    uint8_t *at = memmem(bytes, size, from, strlen(from));
-    assert_non_null(at);
-    assert_int_equal(strlen(from), strlen(to));
-    memcpy(at, to, strlen(to));
-    file_write(path, bytes, size);
-    free(bytes);
-}
-
-static void an_interrupted_fit_is_taken_up(void **unused) {
-    (void)unused;
-    struct oscar_cause cause = {0};
-    const struct fit_options base = defaults();
-    struct fit_options options = fit_published(false, &base);
-    const char *output = calib_path("resumed");
-    options.clip_k = 0.9; /* rank 57 */
-    fit(&whole, 1, &options, calib_path("uninterrupted"));
-    /* What is in the way of layer 1's part stands for the interruption. */
-    assert_int_equal(mkdir(calib_path("resumed.parts"), 0777), 0);
-    assert_int_equal(mkdir(calib_path("resumed.parts/layer-1.safetensors"), 0777), 0);
-    assert_int_equal(mkdir(calib_path("resumed.parts/layer-1.safetensors/full"), 0777), 0);
-    assert_int_equal(try_fit(&whole, 1, &options, output, &cause), OSCAR_ERR_IO);
-    assert_int_equal(access(output, F_OK), -1);
-    assert_int_equal(access(calib_path("resumed.parts/layer-0.safetensors"), R_OK), 0);
-    assert_int_equal(rmdir(calib_path("resumed.parts/layer-1.safetensors/full")), 0);
-    assert_int_equal(rmdir(calib_path("resumed.parts/layer-1.safetensors")), 0);
-    /* A mark in the part shows that it is the one that is taken. */
-    replace_in_file(calib_path("resumed.parts/layer-0.safetensors"), "\"57 58 ", "\"31 58 ");
-    fit(&whole, 1, &options, output);
-    struct calibration_file file = open_file(output);
-    assert_int_equal(oscar_calibration_head(file.calibration, 0, 0)->rank_k, 31);
-    assert_int_equal(oscar_calibration_head(file.calibration, 1, 0)->rank_k, 57);
-    calibration_file_close(&file);
-    fit(&whole, 1, &options, output);
-    assert_same_file(output, calib_path("uninterrupted"));
-}
-
-/* What a killed fit leaves half written, and parts of layers that are no longer asked for, go with the others. */
-static void nothing_is_left_of_a_killed_fit(void **unused) {
-    (void)unused;
-    const struct fit_options base = defaults();
-    const struct fit_options options = fit_published(false, &base);
-    static const char *const names[] = {"killed.parts/layer-1.safetensors.k1LLed", "killed.parts/layer-7.safetensors"};
-    assert_int_equal(mkdir(calib_path("killed.parts"), 0777), 0);
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        file_write(calib_path(names[i]), NULL, 0);
-    fit(&whole, 1, &options, calib_path("killed"));
-}
-
-static void a_part_of_other_options_or_other_input_is_made_anew(void **unused) {
-    (void)unused;
-    struct oscar_cause cause = {0};
-    const struct fit_options base = defaults();
-    struct fit_options options = fit_published(false, &base);
-    const char *other = calib_path("other.safetensors");
-    calib_write_capture(other, &model, &(struct calib_cut){.to = 2, .tokens = 600, .type = OSCAR_TENSOR_BF16});
-    for (unsigned i = 0; i < 2; i++) {
-        const char *output = calib_path("anew");
-        assert_int_equal(mkdir(calib_path("anew.parts"), 0777), 0);
-        assert_int_equal(mkdir(calib_path("anew.parts/layer-1.safetensors"), 0777), 0);
-        assert_int_equal(mkdir(calib_path("anew.parts/layer-1.safetensors/full"), 0777), 0);
-        options.clip_k = 0.96;
-        assert_int_equal(try_fit(&whole, 1, &options, output, &cause), OSCAR_ERR_IO);
-        assert_int_equal(access(calib_path("anew.parts/layer-0.safetensors"), R_OK), 0);
-        assert_int_equal(rmdir(calib_path("anew.parts/layer-1.safetensors/full")), 0);
-        assert_int_equal(rmdir(calib_path("anew.parts/layer-1.safetensors")), 0);
-        replace_in_file(calib_path("anew.parts/layer-0.safetensors"), "\"61 58 ", "\"31 58 ");
-        options.clip_k = i == 0 ? 0.9 : 0.96;
-        fit(i == 0 ? &whole : &other, 1, &options, output);
-        struct calibration_file file = open_file(output);
-        assert_int_equal(oscar_calibration_head(file.calibration, 0, 0)->rank_k, i == 0 ? 57 : 61);
-        calibration_file_close(&file);
-    }
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
@@ -483,7 +292,7 @@ static void a_part_of_other_options_or_other_input_is_made_anew(void **unused) {
 static void assert_refused(const char *path, const struct fit_options *options, int error, const char *words) {
     struct oscar_cause cause = {0};
     const char *output = calib_path("refused");
-    int r = try_fit(&path, 1, options, output, &cause);
+    int r = fits_try(&path, 1, options, output, &cause);
     if (r != error || strstr(cause.text, words) == NULL)
         fail_msg("found %d \"%s\", expected %d \"%s\"", r, cause.text, error, words);
     assert_int_equal(access(output, F_OK), -1);
@@ -492,11 +301,13 @@ static void assert_refused(const char *path, const struct fit_options *options, 
 
 static void missing_layers_are_named(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *path = calib_path("second-layer.safetensors");
-    calib_write_capture(path, &model, &(struct calib_cut){.from = 1, .to = 2, .tokens = 9, .type = OSCAR_TENSOR_BF16});
+    calib_write_capture(path, &fits_model,
+                        &(struct calib_cut){.from = 1, .to = 2, .tokens = 9, .type = OSCAR_TENSOR_BF16});
     assert_refused(path, &options, OSCAR_ERR_NOT_FOUND, "layer 0 of 2 is missing");
-    calib_write_capture(path, &model, &(struct calib_cut){.from = 0, .to = 1, .tokens = 9, .type = OSCAR_TENSOR_BF16});
+    calib_write_capture(path, &fits_model,
+                        &(struct calib_cut){.from = 0, .to = 1, .tokens = 9, .type = OSCAR_TENSOR_BF16});
     assert_refused(path, &options, OSCAR_ERR_NOT_FOUND, "layer 1 of 2 is missing"); /* by the metadata */
     options.layers = "0,7";
     assert_refused(path, &options, OSCAR_ERR_NOT_FOUND, "layer 7 is missing");
@@ -509,14 +320,14 @@ static void missing_layers_are_named(void **unused) {
 
 static void too_few_samples_are_named(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *path = calib_path("few.safetensors");
-    calib_write_capture(path, &model, &(struct calib_cut){.to = 2, .tokens = 319, .type = OSCAR_TENSOR_BF16});
+    calib_write_capture(path, &fits_model, &(struct calib_cut){.to = 2, .tokens = 319, .type = OSCAR_TENSOR_BF16});
     assert_refused(path, &options, OSCAR_ERR_INVALID, "255 tokens outside the sink for 64 dims, at least 256");
-    calib_write_capture(path, &model, &(struct calib_cut){.to = 2, .tokens = 383, .type = OSCAR_TENSOR_BF16});
+    calib_write_capture(path, &fits_model, &(struct calib_cut){.to = 2, .tokens = 383, .type = OSCAR_TENSOR_BF16});
     assert_refused(path, &options, OSCAR_ERR_INVALID, "no sequence is long enough");
     options = fit_published(false, &options); /* which measures nothing */
-    fit(&path, 1, &options, calib_path("just-enough"));
+    fits_make(&path, 1, &options, calib_path("just-enough"));
 }
 
 static void flatten_q(float *row, uint32_t layer, char part, uint64_t position, uint32_t head, uint32_t d) {
@@ -542,25 +353,28 @@ static void silence(float *row, uint32_t layer, char part, uint64_t position, ui
 static void a_singular_covariance_is_named_and_can_be_allowed(void **unused) {
     (void)unused;
     struct oscar_cause cause = {0};
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *path = calib_path("flat.safetensors");
-    calib_write_capture(path, &model,
-                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_q});
-    assert_int_equal(try_fit(&path, 1, &options, calib_path("flat"), &cause), OSCAR_ERR_CALIBRATION);
+    calib_write_capture(
+        path, &fits_model,
+        &(struct calib_cut){.to = 2, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_q});
+    assert_int_equal(fits_try(&path, 1, &options, calib_path("flat"), &cause), OSCAR_ERR_CALIBRATION);
     assert_non_null(strstr(cause.text, "layer 1, KV head 1: the covariance of Q is singular, of rank 50 in 64 dims"));
     options.allow_singular = true;
-    fit(&path, 1, &options, calib_path("flat"));
+    fits_make(&path, 1, &options, calib_path("flat"));
     options.allow_singular = false;
-    calib_write_capture(path, &model,
-                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_v});
+    calib_write_capture(
+        path, &fits_model,
+        &(struct calib_cut){.to = 2, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_BF16, .change = flatten_v});
     assert_refused(path, &options, OSCAR_ERR_CALIBRATION,
                    "layer 0, KV head 1: the covariance of V is singular, of rank 60 in 64 dims");
     options.allow_singular = true;
-    fit(&path, 1, &options, calib_path("flat"));
+    fits_make(&path, 1, &options, calib_path("flat"));
     /* Nothing at all is no reason to crash, either. */
-    calib_write_capture(path, &model,
-                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = silence});
-    fit(&path, 1, &options, calib_path("silent"));
+    calib_write_capture(
+        path, &fits_model,
+        &(struct calib_cut){.to = 2, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_BF16, .change = silence});
+    fits_make(&path, 1, &options, calib_path("silent"));
     options.allow_singular = false;
     assert_refused(path, &options, OSCAR_ERR_CALIBRATION, "is singular, of rank 0");
 }
@@ -573,37 +387,39 @@ static void spoil(float *row, uint32_t layer, char part, uint64_t position, uint
 
 static void a_nan_is_named(void **unused) {
     (void)unused;
-    const struct fit_options options = defaults();
+    const struct fit_options options = fits_defaults();
     const char *path = calib_path("spoilt.safetensors");
-    calib_write_capture(path, &model,
-                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .change = spoil});
+    calib_write_capture(
+        path, &fits_model,
+        &(struct calib_cut){.to = 2, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_BF16, .change = spoil});
     assert_refused(path, &options, OSCAR_ERR_NOT_FINITE, "layers.0.v: token 600, head 0");
 }
 
 static void rope_that_does_not_fit_is_named(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     options.rope.dims = 128;
-    assert_refused(whole, &options, OSCAR_ERR_INVALID, "RoPE of 128 dims: a head has 64");
+    assert_refused(fits_capture, &options, OSCAR_ERR_INVALID, "RoPE of 128 dims: a head has 64");
     options.rope.dims = 31;
-    assert_refused(whole, &options, OSCAR_ERR_INVALID, "RoPE of 31 dims");
+    assert_refused(fits_capture, &options, OSCAR_ERR_INVALID, "RoPE of 31 dims");
 }
 
 static void without_rope_the_centre_is_constant(void **unused) {
     (void)unused;
-    struct fit_options options = defaults();
+    struct fit_options options = fits_defaults();
     const char *path = calib_path("no-rope.safetensors");
-    calib_write_capture(path, &model,
-                        &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16, .no_rope = true});
-    fit(&path, 1, &options, calib_path("no-rope"));
-    struct calibration_file file = open_file(calib_path("no-rope"));
+    calib_write_capture(
+        path, &fits_model,
+        &(struct calib_cut){.to = 2, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_BF16, .no_rope = true});
+    fits_make(&path, 1, &options, calib_path("no-rope"));
+    struct calibration_file file = fits_open(calib_path("no-rope"));
     assert_int_equal(oscar_calibration_head(file.calibration, 0, 0)->pairs, 0);
     assert_non_null(oscar_calibration_head(file.calibration, 0, 0)->centre_static);
     calibration_file_close(&file);
-    options.rope = (struct rope_given){.pairing = ROPE_HALVES, .base = model.rope_base};
-    fit(&path, 1, &options, calib_path("no-rope"));
-    fit(&whole, 1, &options, calib_path("rope"));
-    assert_same_tensors(calib_path("no-rope"), calib_path("rope"));
+    options.rope = (struct rope_given){.pairing = ROPE_HALVES, .base = fits_model.rope_base};
+    fits_make(&path, 1, &options, calib_path("no-rope"));
+    fits_make(&fits_capture, 1, &options, calib_path("rope"));
+    fits_assert_same(calib_path("no-rope"), calib_path("rope"));
 }
 
 static void heads_of_all_sizes_are_fitted(void **unused) {
@@ -613,13 +429,13 @@ static void heads_of_all_sizes_are_fitted(void **unused) {
             .layers = 1, .query_heads = 3, .kv_heads = 1, .d = d, .rope_base = 1e4, .bias = 6};
         const char *path = calib_path("wide.safetensors");
         const char *output = calib_path("wide");
-        struct fit_options options = defaults();
+        struct fit_options options = fits_defaults();
         calib_write_capture(path, &wide, &(struct calib_cut){.to = 1, .tokens = 4 * d + 64, .type = OSCAR_TENSOR_F16});
         options.kinds[FIT_HADAMARD] = false;
-        fit(&path, 1, &options, output);
+        fits_make(&path, 1, &options, output);
         double ours = held_out_k(output, "matrix");
         options.centre = options.feedback = false;
-        fit(&path, 1, &options, output);
+        fits_make(&path, 1, &options, output);
         double published = held_out_k(output, "matrix");
         printf("%u dims: held-out error of K %g, without centre and feedback %g\n", d, ours, published);
         assert_true(ours > 0 && ours < 0.6 * published);
@@ -632,7 +448,7 @@ static void the_hadamard_file_is_the_built_in_default(void **unused) {
     const struct calib_options options = {
         .output = calib_path("plain"), .hadamard_layers = 5, .kv_heads = 3, .hadamard_head_dim = 128};
     assert_int_equal(calib_hadamard(&options, &cause), 0);
-    struct calibration_file file = open_file(calib_path("plain"));
+    struct calibration_file file = fits_open(calib_path("plain"));
     assert_int_equal(file.calibration->layers, 5);
     assert_int_equal(file.calibration->rotation_k, OSCAR_ROTATION_HADAMARD);
     for (uint32_t i = 0; i < 15; i++) {
@@ -646,15 +462,6 @@ static void the_hadamard_file_is_the_built_in_default(void **unused) {
     assert_int_equal(calib_hadamard(&wrong, &cause), OSCAR_ERR_GEOMETRY);
 }
 
-static int write_whole(void **unused) {
-    (void)unused;
-    static char path[192];
-    (void)snprintf(path, sizeof(path), "%s", calib_path("whole.safetensors"));
-    whole = path;
-    calib_write_capture(whole, &model, &(struct calib_cut){.to = 2, .tokens = TOKENS, .type = OSCAR_TENSOR_BF16});
-    return 0;
-}
-
 int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_published_method_is_the_published_formulas),
@@ -662,12 +469,7 @@ int main(void) {
         cmocka_unit_test(centre_and_feedback_each_lower_the_error_of_a_biased_model),
         cmocka_unit_test(the_centre_is_the_models_bias),
         cmocka_unit_test(the_file_says_how_it_was_made),
-        cmocka_unit_test(the_same_input_gives_the_same_bytes),
-        cmocka_unit_test(the_shards_of_a_capture_do_not_show),
         cmocka_unit_test(a_fit_of_several_sequences_knows_them_all),
-        cmocka_unit_test(an_interrupted_fit_is_taken_up),
-        cmocka_unit_test(nothing_is_left_of_a_killed_fit),
-        cmocka_unit_test(a_part_of_other_options_or_other_input_is_made_anew),
         cmocka_unit_test(missing_layers_are_named),
         cmocka_unit_test(too_few_samples_are_named),
         cmocka_unit_test(a_singular_covariance_is_named_and_can_be_allowed),
@@ -679,5 +481,5 @@ int main(void) {
     };
     calib_seed();
     parallel_quiet_blas();
-    return cmocka_run_group_tests(tests, write_whole, NULL);
+    return cmocka_run_group_tests(tests, fits_setup, NULL);
 }
