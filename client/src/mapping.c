@@ -121,8 +121,8 @@ static int map_together(const struct oscar_arena *arena, const struct oscar_devi
     return ops->range_map(arena->range, chunk, chunks, cause);
 }
 
-/* A chunk that cannot be mapped fails the sequence that is sent to it, neither the connection nor the other chunks: where they
- * cannot be mapped together, each is tried alone. */
+/* A chunk that cannot be mapped fails the sequence that is sent to it, neither the connection nor the other chunks: where
+ * they cannot be mapped together, each is tried alone. */
 static void map_arena(struct oscar_arena *arena, const struct oscar_device_ops *ops, struct oscar_cause *ret_failure) {
     if (arena->awaited == 0)
         return;

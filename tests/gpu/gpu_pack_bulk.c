@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packing in bulk: OSCAR_GPU_PACK_ROWS rows (of K and of V, each as often as calibrations pack it), on a GPU at least 10^8 unless told
- * otherwise, beside the host backend's kernels, which its own tests hold to the oracle. Packed pages are poison before.
+ * Packing in bulk: OSCAR_GPU_PACK_ROWS rows (of K and of V, each as often as calibrations pack it), on a GPU at least
+ * 10^8 unless told otherwise, beside the host backend's kernels, which its own tests hold to the oracle. Packed pages
+ * are poison before.
  */
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kinds of calibrations that a page is packed by: each head size, with and without centre and feedback, and what is badly conditioned. */
+/* Kinds of calibrations that a page is packed by: each head size, with and without centre and feedback, and what is badly
+ * conditioned. */
 #ifndef OSCAR_TESTS_GPU_PACK_CASES_H
 #define OSCAR_TESTS_GPU_PACK_CASES_H
 

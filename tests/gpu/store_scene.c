@@ -11,7 +11,8 @@
 #define POISON 0xFF
 #define MAX_DIM 256U
 
-/* |sum - exact| <= SUM_ERROR * sum |x_i R_ij|: R in two 16-bit terms (bf16: 2^-18), fp32 sums that may be cut instead of rounded. */
+/* |sum - exact| <= SUM_ERROR * sum |x_i R_ij|: R in two 16-bit terms (bf16: 2^-18), fp32 sums that may be cut instead of
+ * rounded. */
 #define SUM_ERROR 0x1p-16
 #define BF16_ERROR 0x1p-8    /* of rounding, relative to the result */
 #define LEAST_ERROR 0x1p-133 /* the smallest BF16 */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a store reads and writes, on the device under test: models, a worker's tensors and an arena of dense pages, all of it poison
- * before; and what must come of the store. Rows rotated by Hadamard are the host's to the bit; one that a matrix rotated lies within
- * bounds of its float64 value.
+ * What a store reads and writes, on the device under test: models, a worker's tensors and an arena of dense pages, all of
+ * it poison before; and what must come of the store. Rows rotated by Hadamard are the host's to the bit; one that a matrix
+ * rotated lies within bounds of its float64 value.
  */
 #ifndef OSCAR_TESTS_GPU_STORE_SCENE_H
 #define OSCAR_TESTS_GPU_STORE_SCENE_H
@@ -54,8 +54,8 @@ uint8_t *arena_page(const struct arena *arena, uint32_t slot);
 /* What lies on the device; the caller frees it. */
 uint8_t *arena_read(struct rig *rig, const struct arena *arena);
 
-/* Does the store on the host, into what is expected, and returns its result. Rows that a matrix rotated are checked here, as they
- * lie in `found`, and expected as they are. */
+/* Does the store on the host, into what is expected, and returns its result. Rows that a matrix rotated are checked here,
+ * as they lie in `found`, and expected as they are. */
 int arena_expect(struct arena *arena, const uint8_t *found, const struct kernel_model *model,
                  const struct oscar_store_args *args, const struct tensor *tensor);
 /* All of it is as expected. */

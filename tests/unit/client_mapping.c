@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How announced chunks get into a model's ranges: how many calls of the backend that takes, and what one bad chunk does. */
+/* How announced chunks get into a model's ranges: how many calls of the backend that takes, and what one bad chunk does
+ * to the others. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
