@@ -38,8 +38,8 @@ static inline int machine_out_of_memory(const struct machine *machine) {
 bool machine_items_add(struct pickle_items *items, struct pickle_value *value); /* false: no memory */
 
 int machine_push(struct machine *machine, struct pickle_value *value);
-/* A new value on the stack, a copy of `like` but for its place in the list. What it owns goes to the pickle, unless that
- * fails. */
+/* A new value on the stack, a copy of `like` but for its place in the list. What it owns goes to the pickle, unless
+ * that fails. */
 int machine_push_new(struct machine *machine, const struct pickle_value *like);
 int machine_push_kind(struct machine *machine, enum pickle_kind kind, int64_t integer);
 int machine_push_empty(struct machine *machine, enum pickle_kind kind);
