@@ -184,6 +184,8 @@ uint64_t pool_oldest(struct pool *pool) {
         if (running != 0 && (oldest == 0 || running < oldest))
             oldest = running;
     }
+    if (oldest == 0 && pool->busy > 0)
+        oldest = pool->begun + 1;
     (void)pthread_mutex_unlock(&pool->mutex);
     return oldest;
 }

@@ -40,8 +40,8 @@ void pool_submit(struct pool *pool, struct pool_job *job, enum pool_lane lane);
 struct pool_job *pool_take(struct pool *pool);
 /* Waits until no job is queued or running. */
 void pool_wait(struct pool *pool);
-/* The number of the job that has been running for longest, 0 for none: jobs are numbered as they begin. Who sees the same
- * number again and again sees a job that does not end. */
+/* The number of the job that has been running for longest; where none is, of the queued one that begins next; 0 for none. Jobs are
+ * numbered as they begin. Who sees the same number again and again sees a job that does not end. */
 uint64_t pool_oldest(struct pool *pool);
 
 /* Readable while finished jobs, or a kick, have not been taken. */

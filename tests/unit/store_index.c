@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the store is made of: the hash index, the eviction order, metadata, the shapes of arenas, the worker pool. */
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -205,11 +206,13 @@ struct blocking_job {
     struct pool_job job;
     pthread_mutex_t *gate;
     void *context;
+    _Atomic bool begun;
 };
 
 static void block(struct pool_job *job, void *context) {
     struct blocking_job *blocking = (struct blocking_job *)job;
     blocking->context = context;
+    blocking->begun = true;
     (void)pthread_mutex_lock(blocking->gate);
     (void)pthread_mutex_unlock(blocking->gate);
 }
@@ -226,10 +229,11 @@ static void memory_does_not_wait_behind_work_and_work_that_hangs_is_seen(void **
     struct blocking_job memory = {.job.run = block, .gate = &open, .context = &mine};
     (void)pthread_mutex_lock(&gate);
     pool_submit(pool, &hangs.job, POOL_ORDINARY);
+    uint64_t oldest = pool_oldest(pool);
+    assert_int_not_equal(oldest, 0); /* no thread need have begun with it */
+    while (!hangs.begun)
+        (void)sched_yield();
     pool_submit(pool, &waits.job, POOL_URGENT);
-    uint64_t oldest = 0;
-    while (oldest == 0)
-        oldest = pool_oldest(pool);
     pool_submit(pool, &memory.job, POOL_MEMORY);
     struct pool_job *finished = NULL;
     while (!finished)
