@@ -22,8 +22,9 @@
 static char control_path[64]; /* what hanging_oscard.c looks at */
 static int control = -1;
 
+static const char *flags[] = {"--memory-chunk", "1M", "--device-watchdog-seconds", NULL, NULL};
+
 static void start(void **state, const char *watchdog_seconds) {
-    static const char *flags[] = {"--memory-chunk", "1M", "--device-watchdog-seconds", NULL, NULL};
     snprintf(control_path, sizeof(control_path), "/tmp/oscar-hang-XXXXXX");
     control = mkostemp(control_path, O_CLOEXEC);
     assert_true(control >= 0);
@@ -31,6 +32,12 @@ static void start(void **state, const char *watchdog_seconds) {
     setenv("OSCAR_TEST_OSCARD", OSCAR_BUILD_DIR "/tests/integration/hanging_oscard", 1);
     flags[3] = watchdog_seconds;
     *state = daemon_start(flags);
+}
+
+/* The daemon is over: the next one must end in its own time. */
+static void start_again(struct test_daemon *daemon) {
+    flags[3] = PATIENCE;
+    daemon_start_again(daemon);
 }
 
 static int stop(void **state) {
@@ -116,7 +123,7 @@ static void a_device_that_does_not_come_back_ends_the_daemon(void **state) {
     struct oscar_probe_result result;
     REFUSED(oscar_probe(worker.model, text.ids, TOKENS, &result, NULL), OSCAR_ERR_DISCONNECTED);
     assert_int_equal(flock(control, LOCK_UN), 0);
-    daemon_start_again(daemon);
+    start_again(daemon);
     oscar_seq_close(seq);
     e2e_worker_close(&worker);
     text_free(&text);
@@ -139,7 +146,7 @@ static void a_device_that_hangs_does_not_keep_the_daemon_from_ending(void **stat
     assert_int_equal(daemon_log_count(daemon, "the device has failed"), 0);
     assert_int_equal(access(daemon->socket, F_OK), -1);
     assert_int_equal(flock(control, LOCK_UN), 0);
-    daemon_start_again(daemon);
+    start_again(daemon);
     oscar_seq_close(seq);
     e2e_worker_close(&worker);
     text_free(&text);
@@ -159,7 +166,7 @@ static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **
     MUST(oscar_seq_advance(seq, NULL, text.ids, TOKENS));
     check_end(daemon, "inspecting pages");
     assert_int_equal(ftruncate(control, 0), 0);
-    daemon_start_again(daemon);
+    start_again(daemon);
     oscar_seq_close(seq);
     e2e_worker_close(&worker);
     text_free(&text);
@@ -183,6 +190,8 @@ static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_ha
     oscar_client_set_timeout(worker.client, CALL_MS);
     e2e_extend(&worker, seq, &text, TOKENS);
     e2e_check_all(&worker, seq, &text, TOKENS);
+    daemon_kill(daemon);
+    start_again(daemon);
     oscar_seq_close(seq);
     e2e_worker_close(&worker);
     text_free(&text);
