@@ -27,7 +27,8 @@ target_link_libraries(hanging_oscard PRIVATE oscar_daemon)
 oscar_test(e2e_hang LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_hang.c LIBS oscar_e2e)
 add_dependencies(e2e_hang hanging_oscard)
 
-# A driver whose calls stand still. What it is linked to stands for the real library, which need not be where this is built.
+# A driver whose calls stand still. What it is linked to stands for the real library, which need not be where this is built; where
+# the kernels are emulated, another one does the same before that driver.
 if(OSCAR_WITH_CUDA)
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/no_driver.c CONTENT "int no_driver_unit;\n")
   add_library(no_driver SHARED ${CMAKE_CURRENT_BINARY_DIR}/no_driver.c)
@@ -42,6 +43,17 @@ if(OSCAR_WITH_CUDA)
   oscar_gpu_twin(e2e_wedged)
   target_compile_definitions(e2e_wedged PRIVATE WEDGED_DRIVER="$<TARGET_FILE:wedged_driver>")
   add_dependencies(e2e_wedged wedged_driver)
+  if(TARGET emulated_cuda)
+    add_library(wedged_emulation SHARED ${PROJECT_SOURCE_DIR}/tests/support/wedged_driver.c)
+    target_link_libraries(wedged_emulation PRIVATE oscar_options emulated_cuda ${CMAKE_DL_LIBS})
+    target_link_options(wedged_emulation PRIVATE -Wl,--no-as-needed)
+    target_include_directories(wedged_emulation SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
+    add_dependencies(e2e_wedged wedged_emulation)
+    set_tests_properties(e2e_wedged PROPERTIES ENVIRONMENT
+      "OSCAR_TEST_BACKEND=cuda;OSCAR_CUDA_DRIVER=$<TARGET_FILE:emulated_cuda>;OSCAR_TEST_WEDGED_DRIVER=$<TARGET_FILE:wedged_emulation>;FAKE_CUDA_DELAY_US=100")
+  else()
+    set_tests_properties(e2e_wedged PROPERTIES DISABLED ON)
+  endif()
 endif()
 
 add_test(NAME failures_are_covered COMMAND ${PROJECT_SOURCE_DIR}/tests/check_failures.sh)

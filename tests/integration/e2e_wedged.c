@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A device call of the daemon's that does not return: what needs no device is answered all the same, and what was held up goes on
- * when the call comes back. The call is wedged in the driver's library (tests/support/wedged_driver.c); the host backend has no
- * such place, and is tested with a fake device (tests/unit/store_space.c).
+ * when the call comes back. The call is wedged in the driver's library (tests/support/wedged_driver.c), a GPU's or the emulated one; the
+ * host backend has no such place, and is tested with a device that hangs (e2e_hang.c).
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -20,10 +20,9 @@
 #include "tests/integration/e2e_model.h"
 #include "tests/support/worker_process.h"
 
-#define TOKENS 700U
-#define DEADLINE_MS 1000U /* of each call while the device stands still */
+#define TOKENS 400U /* the sink, the window and a page that is packed */
 #define STANDSTILL_S 3
-#define WAIT_MS 20000
+#define WAIT_MS 30000
 
 static char wedge[64];
 
@@ -68,7 +67,6 @@ static void a_call_that_does_not_return_holds_up_only_what_needs_it(void **state
 
     wedge_calls();
     struct oscar_seq *waiting = leave_to_seal(&writer, &held);
-    oscar_client_set_timeout(reader.client, DEADLINE_MS);
     time_t end = time(NULL) + STANDSTILL_S;
     for (unsigned round = 0; time(NULL) < end || round < 10; round++) {
         MUST(oscar_client_ping(reader.client));
@@ -77,7 +75,7 @@ static void a_call_that_does_not_return_holds_up_only_what_needs_it(void **state
         assert_int_equal(e2e_probe(&reader, &held, TOKENS), 0); /* not sealed, not seen */
         struct oscar_seq *hit = e2e_open(&reader, &known, TOKENS, 0);
         assert_int_equal(e2e_info(hit).hit_tokens, all);
-        e2e_check_some(&reader, hit, &known, all, &(uint64_t){round}, 3);
+        e2e_check_some(&reader, hit, &known, all, &(uint64_t){round}, 1);
         oscar_seq_close(hit);
     }
     e2e_flush(*state); /* the cache forgets what it has; who reads it goes on reading */
@@ -85,8 +83,8 @@ static void a_call_that_does_not_return_holds_up_only_what_needs_it(void **state
     let_go();
     struct hit sealed = {&reader, &held, all};
     assert_true(wait_until(hits, &sealed, WAIT_MS));
-    e2e_check_all(&writer, waiting, &held, TOKENS);
-    e2e_check_all(&writer, seq, &known, TOKENS);
+    e2e_check_some(&writer, waiting, &held, TOKENS, &(uint64_t){1}, 8);
+    e2e_check_some(&writer, seq, &known, TOKENS, &(uint64_t){2}, 8);
     e2e_worker_close(&writer);
     e2e_worker_close(&reader);
     text_free(&known);
@@ -96,12 +94,17 @@ static void a_call_that_does_not_return_holds_up_only_what_needs_it(void **state
 /* In the daemon's process alone. */
 static void take_wedged_driver(const struct test_daemon *daemon) {
     (void)daemon;
-    setenv("OSCAR_CUDA_DRIVER", WEDGED_DRIVER, 1);
+    const char *driver = getenv("OSCAR_TEST_WEDGED_DRIVER");
+    setenv("OSCAR_CUDA_DRIVER", driver != NULL ? driver : WEDGED_DRIVER, 1);
     setenv("OSCAR_TEST_WEDGE", wedge, 1);
 }
 
 static int start(void **state) {
-    snprintf(wedge, sizeof(wedge), "/tmp/oscar-wedge-%d", (int)getpid());
+    snprintf(wedge, sizeof(wedge), "/tmp/oscar-wedge-XXXXXX");
+    int fd = mkostemp(wedge, O_CLOEXEC);
+    assert_true(fd >= 0);
+    close(fd);
+    let_go();
     struct test_daemon *daemon = daemon_start_prepared(NULL, take_wedged_driver);
     *state = daemon;
     return setenv("OSCAR_SOCKET", daemon->socket, 1);
@@ -117,9 +120,5 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_call_that_does_not_return_holds_up_only_what_needs_it, start, stop),
     };
-    if (strcmp(daemon_backend(), "cuda") != 0) {
-        print_message("skipped: no driver between the host backend and its memory (OSCAR_TEST_BACKEND=cuda)\n");
-        return 77;
-    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
