@@ -17,14 +17,14 @@ add_dependencies(oscar_e2e oscard)
 
 foreach(subject
     bad_input batch death devices events fence flush full identity large_pool partial restart share soak stopped)
-  oscar_test(e2e_${subject} LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
+  oscar_test(e2e_${subject} LABELS integration TIMEOUT 600 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
   oscar_gpu_twin(e2e_${subject} PROCESSES)
 endforeach()
 
 # A device that hangs or fails on command, in place of the one that oscard would find.
 add_executable(hanging_oscard ${PROJECT_SOURCE_DIR}/daemon/main.c ${PROJECT_SOURCE_DIR}/tests/support/hanging_oscard.c)
 target_link_libraries(hanging_oscard PRIVATE oscar_daemon)
-oscar_test(e2e_hang LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_hang.c LIBS oscar_e2e)
+oscar_test(e2e_hang LABELS integration TIMEOUT 600 SOURCES ${here}/e2e_hang.c LIBS oscar_e2e)
 add_dependencies(e2e_hang hanging_oscard)
 
 # A driver whose calls stand still. What it is linked to stands for the real library, which need not be where this is built; where
@@ -39,7 +39,7 @@ if(OSCAR_WITH_CUDA)
   target_link_options(wedged_driver PRIVATE -Wl,--no-as-needed)
   target_include_directories(wedged_driver SYSTEM PRIVATE ${OSCAR_CUDA_INCLUDE})
   set_target_properties(wedged_driver PROPERTIES SKIP_BUILD_RPATH ON)
-  oscar_test(e2e_wedged LABELS integration TIMEOUT 240 SOURCES ${here}/e2e_wedged.c LIBS oscar_e2e)
+  oscar_test(e2e_wedged LABELS integration TIMEOUT 600 SOURCES ${here}/e2e_wedged.c LIBS oscar_e2e)
   oscar_gpu_twin(e2e_wedged)
   target_compile_definitions(e2e_wedged PRIVATE WEDGED_DRIVER="$<TARGET_FILE:wedged_driver>")
   add_dependencies(e2e_wedged wedged_driver)

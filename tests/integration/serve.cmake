@@ -9,7 +9,7 @@ function(serve_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/kernels/include)
   add_dependencies(${name} oscard)
   add_test(NAME ${name}_epoll COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name}_epoll PROPERTIES LABELS integration TIMEOUT 120 SKIP_RETURN_CODE 77
+  set_tests_properties(${name}_epoll PROPERTIES LABELS integration TIMEOUT 300 SKIP_RETURN_CODE 77
     ENVIRONMENT OSCARD_DAEMON_IO_ENGINE=epoll)
 endfunction()
 
