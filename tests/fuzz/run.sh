@@ -33,7 +33,7 @@ fuzz() {
         dictionary=("-dict=$here/$3")
     fi
     mkdir -p "$build/corpus/$name"
-    "$build/tests/fuzz/$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len="$2" "${dictionary[@]}" \
+    "$build/tests/fuzz/$name" -max_total_time="$seconds" -timeout=30 -rss_limit_mb=2048 -max_len="$2" "${dictionary[@]}" \
         -print_final_stats=1 -artifact_prefix="$build/findings/$name-" "$build/corpus/$name" "$here/corpus/$name" \
         >"$log" 2>&1 || status=$?
     executions=$(awk '/^stat::number_of_executed_units:/ { print $2 }' "$log")
