@@ -24,14 +24,32 @@ static int control = -1;
 
 static const char *flags[] = {"--memory-chunk", "1M", "--device-watchdog-seconds", NULL, NULL};
 
-static void start(void **state, const char *watchdog_seconds) {
+/* A worker with a sequence that has nothing yet. */
+struct scene {
+    struct test_daemon *daemon;
+    struct e2e_worker worker;
+    struct text text;
+    struct oscar_seq *seq;
+};
+
+static struct scene begin(void **state, const char *watchdog_seconds) {
     snprintf(control_path, sizeof(control_path), "/tmp/oscar-hang-XXXXXX");
     control = mkostemp(control_path, O_CLOEXEC);
     assert_true(control >= 0);
     setenv("OSCAR_TEST_DEVICE", control_path, 1);
     setenv("OSCAR_TEST_OSCARD", OSCAR_BUILD_DIR "/tests/integration/hanging_oscard", 1);
     flags[3] = watchdog_seconds;
-    *state = daemon_start(flags);
+    struct scene scene = {.daemon = *state = daemon_start(flags)};
+    text_append(&scene.text, 1, TOKENS);
+    e2e_worker_open(&scene.worker, scene.daemon->socket, "worker");
+    scene.seq = e2e_open(&scene.worker, &scene.text, TOKENS, 0);
+    return scene;
+}
+
+static void end(struct scene *scene) {
+    oscar_seq_close(scene->seq);
+    e2e_worker_close(&scene->worker);
+    text_free(&scene->text);
 }
 
 /* The daemon is over: the next one must end in its own time. */
@@ -46,6 +64,16 @@ static int stop(void **state) {
     unlink(control_path);
     return 0;
 }
+
+/* The device hangs, and the sequence waits in vain for its chunk. */
+static void hang(const struct scene *scene) {
+    assert_int_equal(flock(control, LOCK_EX), 0);
+    oscar_client_set_timeout(scene->worker.client, 50);
+    REFUSED(oscar_seq_reserve(scene->seq, TOKENS), OSCAR_ERR_TIMEOUT);
+    oscar_client_set_timeout(scene->worker.client, CALL_MS);
+}
+
+static void come_back(void) { assert_int_equal(flock(control, LOCK_UN), 0); }
 
 /* The daemon is expected to have ended by itself, and to have left no socket behind: then the next one starts as the first. */
 static void check_end(struct test_daemon *daemon, const char *cause) {
@@ -65,23 +93,17 @@ static void cache(struct e2e_worker *worker, const struct text *text) {
 }
 
 static void while_the_device_hangs_all_is_answered_that_needs_none(void **state) {
-    start(state, PATIENCE);
-    struct test_daemon *daemon = *state;
-    struct e2e_worker reader, late;
-    struct text cached = {0}, other = {0};
-    text_append(&cached, 1, TOKENS);
-    text_append(&other, 2, TOKENS);
+    struct scene scene = begin(state, PATIENCE);
+    struct test_daemon *daemon = scene.daemon;
+    struct e2e_worker reader;
+    struct text cached = {0};
+    text_append(&cached, 2, TOKENS);
     e2e_worker_open(&reader, daemon->socket, "reader");
-    e2e_worker_open(&late, daemon->socket, "late");
     cache(&reader, &cached);
     e2e_wait_metric(daemon, E2E_ENDING, 0);
     e2e_wait_metric(daemon, E2E_PACKED, 9);
 
-    assert_int_equal(flock(control, LOCK_EX), 0);
-    oscar_client_set_timeout(late.client, 100);
-    /* It waits for a chunk in vain. */
-    struct oscar_seq *waiting = e2e_open(&late, &other, TOKENS, 0);
-    REFUSED(oscar_seq_reserve(waiting, TOKENS), OSCAR_ERR_TIMEOUT);
+    hang(&scene);
     oscar_client_set_timeout(reader.client, CALL_MS);
     for (uint32_t round = 0; round < 30; round++) {
         assert_int_equal(e2e_probe(&reader, &cached, TOKENS), TOKENS);
@@ -95,106 +117,62 @@ static void while_the_device_hangs_all_is_answered_that_needs_none(void **state)
     assert_int_equal(e2e_flush(daemon).flush.pages_freed, 10);
     assert_int_equal(e2e_probe(&reader, &cached, TOKENS), 0);
 
-    /* It comes back: what waited for it goes on. */
-    assert_int_equal(flock(control, LOCK_UN), 0);
-    oscar_client_set_timeout(late.client, CALL_MS);
-    e2e_extend(&late, waiting, &other, TOKENS);
-    e2e_check_all(&late, waiting, &other, TOKENS);
-    oscar_seq_close(waiting);
+    come_back(); /* what waited goes on */
+    e2e_extend(&scene.worker, scene.seq, &scene.text, TOKENS);
+    e2e_check_all(&scene.worker, scene.seq, &scene.text, TOKENS);
     e2e_worker_close(&reader);
-    e2e_worker_close(&late);
     text_free(&cached);
-    text_free(&other);
+    end(&scene);
 }
 
 static void a_device_that_does_not_come_back_ends_the_daemon(void **state) {
-    start(state, "1");
-    struct test_daemon *daemon = *state;
-    struct e2e_worker worker;
-    struct text text = {0};
-    text_append(&text, 1, TOKENS);
-    e2e_worker_open(&worker, daemon->socket, "worker");
-    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
-    assert_int_equal(flock(control, LOCK_EX), 0);
-    oscar_client_set_timeout(worker.client, 50);
-    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT);
-    check_end(daemon, "has not returned for 1 s");
-    oscar_client_set_timeout(worker.client, CALL_MS);
+    struct scene scene = begin(state, "1");
     struct oscar_probe_result result;
-    REFUSED(oscar_probe(worker.model, text.ids, TOKENS, &result, NULL), OSCAR_ERR_DISCONNECTED);
-    assert_int_equal(flock(control, LOCK_UN), 0);
-    start_again(daemon);
-    oscar_seq_close(seq);
-    e2e_worker_close(&worker);
-    text_free(&text);
+    hang(&scene);
+    check_end(scene.daemon, "has not returned for 1 s");
+    REFUSED(oscar_probe(scene.worker.model, scene.text.ids, TOKENS, &result, NULL), OSCAR_ERR_DISCONNECTED);
+    come_back();
+    start_again(scene.daemon);
+    end(&scene);
 }
 
 static void a_device_that_hangs_does_not_keep_the_daemon_from_ending(void **state) {
-    start(state, "3");
-    struct test_daemon *daemon = *state;
-    struct e2e_worker worker;
-    struct text text = {0};
-    text_append(&text, 1, TOKENS);
-    e2e_worker_open(&worker, daemon->socket, "worker");
-    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
-    assert_int_equal(flock(control, LOCK_EX), 0);
-    oscar_client_set_timeout(worker.client, 50);
-    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT);
-    int status = daemon_terminate(daemon);
+    struct scene scene = begin(state, "3");
+    hang(&scene);
+    int status = daemon_terminate(scene.daemon);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), EX_OSERR);
-    assert_int_equal(daemon_log_count(daemon, "the device has failed"), 0);
-    assert_int_equal(access(daemon->socket, F_OK), -1);
-    assert_int_equal(flock(control, LOCK_UN), 0);
-    start_again(daemon);
-    oscar_seq_close(seq);
-    e2e_worker_close(&worker);
-    text_free(&text);
+    assert_int_equal(daemon_log_count(scene.daemon, "the device has failed"), 0);
+    assert_int_equal(access(scene.daemon->socket, F_OK), -1);
+    come_back();
+    start_again(scene.daemon);
+    end(&scene);
 }
 
 static void a_device_that_fails_ends_the_daemon_with_a_status_of_its_own(void **state) {
-    start(state, PATIENCE);
-    struct test_daemon *daemon = *state;
-    struct e2e_worker worker;
-    struct text text = {0};
-    text_append(&text, 1, TOKENS);
-    e2e_worker_open(&worker, daemon->socket, "worker");
-    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
-    assert_int_equal(oscar_seq_reserve(seq, TOKENS), 0);
+    struct scene scene = begin(state, PATIENCE);
+    assert_int_equal(oscar_seq_reserve(scene.seq, TOKENS), 0);
     assert_int_equal(write(control, "x", 1), 1);
-    e2e_store(&worker, seq, NULL, &text, 0, TOKENS);
-    MUST(oscar_seq_advance(seq, NULL, text.ids, TOKENS));
-    check_end(daemon, "inspecting pages");
+    e2e_store(&scene.worker, scene.seq, NULL, &scene.text, 0, TOKENS);
+    MUST(oscar_seq_advance(scene.seq, NULL, scene.text.ids, TOKENS));
+    check_end(scene.daemon, "inspecting pages");
     assert_int_equal(ftruncate(control, 0), 0);
-    start_again(daemon);
-    oscar_seq_close(seq);
-    e2e_worker_close(&worker);
-    text_free(&text);
+    start_again(scene.daemon);
+    end(&scene);
 }
 
 static void a_daemon_that_was_stopped_for_longer_does_not_take_its_device_for_hanging(void **state) {
-    start(state, "2");
-    struct test_daemon *daemon = *state;
-    struct e2e_worker worker;
-    struct text text = {0};
-    text_append(&text, 1, TOKENS);
-    e2e_worker_open(&worker, daemon->socket, "worker");
-    assert_int_equal(flock(control, LOCK_EX), 0);
-    struct oscar_seq *seq = e2e_open(&worker, &text, TOKENS, 0);
-    oscar_client_set_timeout(worker.client, 50);
-    REFUSED(oscar_seq_reserve(seq, TOKENS), OSCAR_ERR_TIMEOUT); /* a call for memory is under way */
-    daemon_pause(daemon);
+    struct scene scene = begin(state, "2");
+    hang(&scene); /* a call for memory is under way */
+    daemon_pause(scene.daemon);
     usleep(2500 * 1000); /* what is tested is this time itself */
-    assert_int_equal(flock(control, LOCK_UN), 0);
-    daemon_resume(daemon);
-    oscar_client_set_timeout(worker.client, CALL_MS);
-    e2e_extend(&worker, seq, &text, TOKENS);
-    e2e_check_all(&worker, seq, &text, TOKENS);
-    daemon_kill(daemon);
-    start_again(daemon);
-    oscar_seq_close(seq);
-    e2e_worker_close(&worker);
-    text_free(&text);
+    come_back();
+    daemon_resume(scene.daemon);
+    e2e_extend(&scene.worker, scene.seq, &scene.text, TOKENS);
+    e2e_check_all(&scene.worker, scene.seq, &scene.text, TOKENS);
+    daemon_kill(scene.daemon);
+    start_again(scene.daemon);
+    end(&scene);
 }
 
 int main(void) {
