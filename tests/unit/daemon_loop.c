@@ -14,6 +14,7 @@
 #include "tests/support/cmocka_order.h"
 
 #define MILLISECOND UINT64_C(1000000)
+#define ENOUGH (200 * MILLISECOND) /* for what is ready, on a busy machine */
 
 struct fixture {
     enum loop_engine engine;
@@ -169,7 +170,7 @@ static void records_leave_in_order(void **state) {
     end_open(fixture, &end);
     for (uint32_t i = 0; i < LOOP_LINK_QUEUE_RECORDS; i++)
         assert_int_equal(loop_link_send(end.link, OSCAR_RECORD_REPLY, &i, sizeof(i), NULL, 0), 0);
-    run_for(fixture, 20 * MILLISECOND);
+    run_for(fixture, ENOUGH);
     for (uint32_t i = 0; i < LOOP_LINK_QUEUE_RECORDS; i++)
         assert_int_equal(peer_receive(end.peer, NULL, NULL), i);
     end_close(&end);
@@ -186,10 +187,10 @@ static void a_full_socket_keeps_the_order(void **state) {
         uint32_t bytes = i % 3 == 0 ? sizeof(payload) : 100;
         assert_int_equal(loop_link_send(end.link, OSCAR_RECORD_REPLY, payload, bytes, NULL, 0), 0);
     }
-    run_for(fixture, 20 * MILLISECOND);
+    run_for(fixture, ENOUGH);
     for (uint32_t i = 0; i < 20; i++) {
         assert_int_equal(peer_receive(end.peer, NULL, NULL), i);
-        run_for(fixture, 2 * MILLISECOND);
+        run_for(fixture, 10 * MILLISECOND);
     }
     end_close(&end);
 }
@@ -225,7 +226,7 @@ static void descriptors_are_passed_and_the_callers_stay(void **state) {
     unsigned fds = 0;
     assert_int_equal(loop_link_send(end.link, OSCAR_RECORD_NOTICE, &number, sizeof(number), sent, OSCAR_MAX_RECORD_FDS),
                      0);
-    run_for(fixture, 20 * MILLISECOND);
+    run_for(fixture, ENOUGH);
     assert_int_equal(peer_receive(end.peer, got, &fds), 9);
     assert_int_equal(fds, OSCAR_MAX_RECORD_FDS);
     struct stat ours, theirs;
@@ -313,7 +314,7 @@ static void a_link_closed_in_its_callback_flushes_and_calls_no_more(void **state
     end.on_record = close_itself;
     peer_send(end.peer, 1, NULL, 0);
     peer_send(end.peer, 2, NULL, 0);
-    run_for(fixture, 20 * MILLISECOND);
+    run_for(fixture, ENOUGH);
     assert_int_equal(end.records, 1);
     assert_int_equal(end.gone, 0);
     assert_false(loop_links_flushing(fixture->loop));
@@ -363,10 +364,11 @@ static void a_flush_that_nobody_reads_ends_after_two_seconds(void **state) {
     for (unsigned i = 0; i < 10; i++)
         assert_int_equal(loop_link_send(end.link, OSCAR_RECORD_REPLY, payload, sizeof(payload), NULL, 0), 0);
     run_for(fixture, 5 * MILLISECOND);
+    uint64_t closed = loop_now_ns(fixture->loop);
     loop_link_close(end.link, true);
     end.link = NULL;
     run_for(fixture, 1000 * MILLISECOND);
-    assert_true(loop_links_flushing(fixture->loop));
+    assert_true(loop_links_flushing(fixture->loop) || loop_now_ns(fixture->loop) - closed >= 2000 * MILLISECOND);
     run_for(fixture, 1200 * MILLISECOND);
     assert_false(loop_links_flushing(fixture->loop));
     end_close(&end);
@@ -389,7 +391,7 @@ static void sixty_four_links_at_once(void **state) {
         for (unsigned i = 0; i < 64; i++)
             peer_send(ends[i].peer, i * 100 + k, NULL, 0);
     run_for(fixture, 10000 * MILLISECOND);
-    run_for(fixture, 5 * MILLISECOND);
+    run_for(fixture, ENOUGH);
     for (unsigned i = 0; i < 64; i++) {
         for (uint32_t k = 0; k < 10; k++)
             assert_int_equal(peer_receive(ends[i].peer, NULL, NULL), i * 100 + k);
