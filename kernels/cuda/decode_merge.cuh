@@ -7,7 +7,7 @@
 #ifndef OSCAR_KERNELS_CUDA_DECODE_MERGE_CUH
 #define OSCAR_KERNELS_CUDA_DECODE_MERGE_CUH
 
-#include "kernels/cuda/decode_units.cuh"
+#include "kernels/cuda/decode_state.cuh"
 
 /* Padding so that the lanes that write together fall in different banks. */
 template <int D, int C> struct parked {
@@ -17,7 +17,7 @@ template <int D, int C> struct parked {
 
 template <int D, int C> static __device__ __forceinline__ void park(const state<D, C> &state, uint32_t slot) {
     using shape = parked<D, C>;
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int lane = static_cast<int>(rare_lane()), g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int e = 0; e < C / 4; e++) {
         float l = state.l[e], z = state.z[e];
@@ -63,7 +63,7 @@ template <int D, int C>
 static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t slot, int c, float (&o)[row<D>::values],
                                                    float &m, float &l) {
     using shape = parked<D, C>;
-    int lane = threadIdx.x & 31;
+    const int lane = static_cast<int>(rare_lane());
     bool mine = members >> lane & 1;
     float part_m = NO_REFERENCE, part_l = 0.0F;
     if (mine) {
@@ -84,12 +84,12 @@ static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t sl
         for (int x = 0; x < ahead; x++) {
             int from = left != 0 ? __ffs(static_cast<int>(left)) - 1 : __ffs(static_cast<int>(members)) - 1;
             float its = __shfl_sync(WARP_LANES, factor, from);
-            uint32_t at = __shfl_sync(WARP_LANES, slot, from) + 4 * c * shape::pitch;
+            uint32_t at = __shfl_sync(WARP_LANES, slot, from) + 4 * (c * shape::pitch + row<D>::own(lane));
             share[x] = left != 0 ? its : 0.0F;
             left &= left - 1;
 #pragma unroll
             for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-                uint4 words = load_shared4(at + 4 * row<D>::first(chunk));
+                uint4 words = load_shared4(at + 512 * chunk);
                 values[x][chunk] = make_float4(__uint_as_float(words.x), __uint_as_float(words.y),
                                                __uint_as_float(words.z), __uint_as_float(words.w));
             }
@@ -114,13 +114,13 @@ template <int D, int C>
 static __device__ __forceinline__ bool merge_slices(const struct cuda_decode_params &params, uint32_t kv_head,
                                                     uint32_t slice, uint32_t from, uint32_t to, int c,
                                                     float (&o)[row<D>::values], float &m, float &l) {
-    constexpr int rounds = CUDA_DECODE_MAX_SLICES / 32, ahead = 8;
-    int lane = threadIdx.x & 31;
+    constexpr int ahead = D == 256 ? 8 : 16; /* parts on their way together */
+    const int lane = static_cast<int>(rare_lane()), own = row<D>::own(lane);
     float *mine = partial_of<D, C>(params, kv_head, slice, from, c);
     if (lane < row<D>::lanes)
 #pragma unroll
         for (int chunk = 0; chunk < row<D>::chunks; chunk++)
-            __stcg(reinterpret_cast<float4 *>(mine + row<D>::first(chunk)),
+            __stcg(reinterpret_cast<float4 *>(mine + own + 128 * chunk),
                    make_float4(o[4 * chunk], o[4 * chunk + 1], o[4 * chunk + 2], o[4 * chunk + 3]));
     if (lane == 0)
         __stcg(reinterpret_cast<float2 *>(mine + D), make_float2(m, l));
@@ -135,45 +135,35 @@ static __device__ __forceinline__ bool merge_slices(const struct cuda_decode_par
     before = __shfl_sync(WARP_LANES, before, 0);
     if (before != to - from)
         return false;
-    float factor[rounds], part_l[rounds];
     m = NO_REFERENCE;
-#pragma unroll
-    for (int i = 0; i < rounds; i++) {
-        uint32_t other = from + 32 * i + lane;
-        float2 part = make_float2(NO_REFERENCE, 0.0F);
-        if (other <= to)
-            part = __ldcg(reinterpret_cast<const float2 *>(partial_of<D, C>(params, kv_head, other, from, c) + D));
-        factor[i] = part.x;
-        part_l[i] = part.y;
-        m = fmaxf(m, part.x);
-    }
-    m = greatest_of_warp(m);
     l = 0.0F;
-#pragma unroll
-    for (int i = 0; i < rounds; i++) {
-        factor[i] = exp2_approx(factor[i] - m);
-        l = fmaf(factor[i], part_l[i], l);
-    }
-    l = sum_over_warp(l);
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         o[i] = 0.0F;
+#pragma unroll 1
+    for (uint32_t first = from; first <= to; first += ahead) {
+        float4 values[ahead][row<D>::chunks];
+        float2 part = make_float2(NO_REFERENCE, 0.0F);
+        if (lane < ahead && first + lane <= to)
+            part =
+                __ldcg(reinterpret_cast<const float2 *>(partial_of<D, C>(params, kv_head, first + lane, from, c) + D));
 #pragma unroll
-    for (int i = 0; i < rounds; i++)
-        for (uint32_t first = from + 32 * i; first <= min(to, from + 32 * i + 31); first += ahead) {
-            float4 values[ahead][row<D>::chunks];
+        for (int x = 0; x < ahead; x++)
 #pragma unroll
-            for (int x = 0; x < ahead; x++)
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+                values[x][chunk] = __ldcg(reinterpret_cast<const float4 *>(
+                    partial_of<D, C>(params, kv_head, min(first + x, to), from, c) + own + 128 * chunk));
+        const float m_before = m;
+        m = fmaxf(m, greatest_of_warp(part.x));
+        const float shrink = exp2_approx(m_before - m), factor = first + lane <= to ? exp2_approx(part.x - m) : 0.0F;
+        l = fmaf(l, shrink, sum_over_warp(factor * part.y));
 #pragma unroll
-                for (int chunk = 0; chunk < row<D>::chunks; chunk++)
-                    values[x][chunk] = __ldcg(reinterpret_cast<const float4 *>(
-                        partial_of<D, C>(params, kv_head, min(first + x, to), from, c) + row<D>::first(chunk)));
+        for (int i = 0; i < row<D>::values; i++)
+            o[i] *= shrink;
 #pragma unroll
-            for (int x = 0; x < ahead; x++) {
-                float weight = __shfl_sync(WARP_LANES, factor[i], (first + x - from) & 31);
-                add_row<D>(o, first + x <= to ? weight : 0.0F, values[x]);
-            }
-        }
+        for (int x = 0; x < ahead; x++)
+            add_row<D>(o, __shfl_sync(WARP_LANES, factor, x), values[x]);
+    }
     return true;
 }
 

@@ -6,8 +6,10 @@
 
 #include "kernels/cuda/layout.h"
 
-#define CUDA_DECODE_TILE 8         /* tokens of a unit of a dense page */
-#define CUDA_DECODE_MAX_WARPS 16   /* of a block; two parts each make the 32 lanes of a warp */
+#define CUDA_DECODE_TILE 8       /* tokens of a unit of a dense page */
+#define CUDA_DECODE_MAX_WARPS 16 /* of a block; two parts each make the 32 lanes of a warp */
+/* Of a block; d = head size, c = columns: the fewer, the more registers each has. */
+#define CUDA_DECODE_WARPS(d, c) ((d) == 256 ? 8U : (c) == 8 ? 12U : 16U)
 #define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
 
 /* Where a warp's units begin, and how many they are. */
@@ -44,7 +46,7 @@ struct cuda_decode_params {
 
 /* Bytes of shared memory; d = head size, c = columns, p = pairs that the kernel is made for. */
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
-#define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and position */
+#define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
 #define CUDA_DECODE_QUERY_BYTES(d, c, p) (2U * (c) * (d) + 12U * (c) + 8U * (c) * (p))
 #define CUDA_DECODE_QUERIES(c) ((c) == 4 ? 2U : 1U) /* segments whose queries a block prepares together */
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))

@@ -25,8 +25,7 @@ struct cuda_decode_shape cuda_decode_shape_of(uint32_t processors, uint32_t shar
     struct cuda_decode_shape shape = {.columns = smaller(rows, OSCAR_MAX_DECODE_ROWS) * group <= 4 ? 4 : 8};
     /* As many warps as have three slots each; on a GPU with little shared memory, two. */
     for (uint32_t wanted = 3; wanted >= 2 && shape.stages < wanted; wanted--)
-        for (shape.warps = head_dim == 256 ? CUDA_DECODE_MAX_WARPS / 2 : CUDA_DECODE_MAX_WARPS; shape.warps > 1;
-             shape.warps /= 2) {
+        for (shape.warps = CUDA_DECODE_WARPS(head_dim, shape.columns); shape.warps > 1; shape.warps /= 2) {
             shape.stages = stages_of(shared_bytes, head_dim, shape.columns, shape.warps);
             if (shape.stages >= wanted)
                 break;

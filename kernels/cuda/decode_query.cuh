@@ -2,21 +2,21 @@
 /*
  * Query columns: from a worker's rows to what the matrix unit takes, and results back to a worker's rows.
  *
- * A column is one query row of one query head. One warp rotates it: lane l holds elements 128e + 4l .. 128e + 4l + 3 (head size
+ * A column is one query row of one query head. One warp rotates it, arranged as in rotate.cuh in chunks of 4 (head size
  * 64: lanes 16 .. 31 hold what lanes 0 .. 15 do). Then it becomes 16-bit fixed point, in units of its greatest magnitude / 32512,
  * split into a high and a low signed byte. A query area in shared memory holds the columns of one segment:
  *
  *   words [columns / 4][head size / 64][lane 4g + t][4]: word b of group i holds elements 64i + 16b + 4t .. + 3 of B's column g.
  *         4 columns: B's column 2c is the high byte of column c, 2c + 1 its low byte. 8 columns: first all high, then all low.
- *   sum, scale, sigma [columns]: sum of the fixed-point elements; what makes a logit to base 2 of a product with them; the
- *         logit of the centre's static part
+ *   sum, scale, sigma [columns]: four times the sum of the fixed-point elements; what makes a logit to base 2 of four times a
+ *         product with them; the logit of the centre's static part
  *   turns [columns][pairs]: {q a', q b'} of the centre's rotating pairs, as logits
  */
 #ifndef OSCAR_KERNELS_CUDA_DECODE_QUERY_CUH
 #define OSCAR_KERNELS_CUDA_DECODE_QUERY_CUH
 
 #include "kernels/cuda/decode_params.h"
-#include "kernels/cuda/instructions.cuh"
+#include "kernels/cuda/rotate.cuh"
 
 #define QUERY_UNIT 32512.0F    /* 127 * 256: its high byte stays a signed byte when the low one is rounded */
 #define GREATEST_QUERY 1e29F   /* no rotation, centre or logit overflows from there */
@@ -26,15 +26,16 @@ template <int D> struct row {
     static constexpr int lanes = D < 128 ? D / 4 : 32;
     static constexpr int chunks = D / (4 * lanes);
     static constexpr int values = 4 * chunks;
-    static __device__ __forceinline__ int first(int chunk) { return 128 * chunk + 4 * (threadIdx.x % lanes); }
+    static __device__ __forceinline__ int own(uint32_t lane) { return 4 * static_cast<int>(lane % lanes); }
 };
 
 /* Sums of 32 values over the lanes: lane i gets that of v[i]. */
 static __device__ __forceinline__ float sum_over_lanes(float (&v)[32]) {
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int step = 0; step < 5; step++) {
         const int half = 16 >> step;
-        bool upper = threadIdx.x & half;
+        bool upper = lane & half;
 #pragma unroll
         for (int i = 0; i < 16; i++)
             if (i < half) {
@@ -45,45 +46,21 @@ static __device__ __forceinline__ float sum_over_lanes(float (&v)[32]) {
     return v[0];
 }
 
-/* The normalised transform, its own inverse. */
-template <int D> static __device__ __forceinline__ void rotate_hadamard(float (&x)[row<D>::values]) {
-#pragma unroll
-    for (int h = 1; h < row<D>::values; h *= 2) {
-#pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            if ((i & h) == 0) {
-                float a = x[i], b = x[i + h];
-                x[i] = a + b;
-                x[i + h] = a - b;
-            }
-    }
-#pragma unroll
-    for (int h = 1; h < row<D>::lanes; h *= 2) {
-        float sign = threadIdx.x & h ? -1.0F : 1.0F;
-#pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            x[i] = fmaf(x[i], sign, __shfl_xor_sync(WARP_LANES, x[i], h));
-    }
-    constexpr float factor = D == 64 ? 0.125F : D == 128 ? 0.08838834764831845F : 0.0625F;
-#pragma unroll
-    for (int i = 0; i < row<D>::values; i++)
-        x[i] *= factor;
-}
-
 /* x R */
 template <int D> static __device__ __forceinline__ void rotate_matrix(const float *matrix, float (&x)[row<D>::values]) {
+    const float *own = matrix + row<D>::own(rare_lane());
     float y[row<D>::values] = {};
 #pragma unroll
     for (int chunk = 0; chunk < row<D>::chunks; chunk++)
-#pragma unroll 2
+#pragma unroll 4
         for (int lane = 0; lane < row<D>::lanes; lane++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 float element = __shfl_sync(WARP_LANES, x[4 * chunk + k], lane);
-                const float *line = matrix + (128 * chunk + 4 * lane + k) * D;
+                const float *line = own + (128 * chunk + 4 * lane + k) * D;
 #pragma unroll
                 for (int to = 0; to < row<D>::chunks; to++) {
-                    float4 r = __ldg(reinterpret_cast<const float4 *>(line + row<D>::first(to)));
+                    float4 r = __ldg(reinterpret_cast<const float4 *>(line + 128 * to));
                     y[4 * to] = fmaf(element, r.x, y[4 * to]);
                     y[4 * to + 1] = fmaf(element, r.y, y[4 * to + 1]);
                     y[4 * to + 2] = fmaf(element, r.z, y[4 * to + 2]);
@@ -95,18 +72,18 @@ template <int D> static __device__ __forceinline__ void rotate_matrix(const floa
         x[i] = y[i];
 }
 
-/* The lane's share of the product of x with a row of floats. */
-template <int D> static __device__ __forceinline__ float product(const float (&x)[row<D>::values], const float *with) {
+/* The lane's share of the product of x with a row of floats, whose part that is the lane's begins at `own`. */
+template <int D> static __device__ __forceinline__ float product(const float (&x)[row<D>::values], const float *own) {
     float sum = 0.0F;
 #pragma unroll
     for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-        float4 r = __ldg(reinterpret_cast<const float4 *>(with + row<D>::first(chunk)));
+        float4 r = __ldg(reinterpret_cast<const float4 *>(own + 128 * chunk));
         sum = fmaf(x[4 * chunk], r.x, sum);
         sum = fmaf(x[4 * chunk + 1], r.y, sum);
         sum = fmaf(x[4 * chunk + 2], r.z, sum);
         sum = fmaf(x[4 * chunk + 3], r.w, sum);
     }
-    return (threadIdx.x & 31) < row<D>::lanes ? sum : 0.0F;
+    return D >= 128 || rare_lane() < row<D>::lanes ? sum : 0.0F;
 }
 
 static __device__ __forceinline__ float sum_over_warp(float x) {
@@ -119,24 +96,19 @@ static __device__ __forceinline__ float sum_over_warp(float x) {
 /* Writes x Rᵀ of elements 32i + lane through `put(element, value)`. */
 template <int D, typename Put>
 static __device__ __forceinline__ void rotate_back(const float *matrix, const float (&x)[row<D>::values], Put put) {
+    const uint32_t lane = rare_lane();
+    const float *own = matrix + row<D>::own(lane);
     for (int first = 0; first < D; first += 32) {
         float v[32];
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            v[i] = product<D>(x, matrix + (first + i) * D);
-        put(first + static_cast<int>(threadIdx.x & 31), sum_over_lanes(v));
+            v[i] = product<D>(x, own + (first + i) * D);
+        put(first + static_cast<int>(lane), sum_over_lanes(v));
     }
 }
 
 static __device__ __forceinline__ uint64_t element_address(uint64_t base, int64_t index) {
     return base + static_cast<uint64_t>(index) * sizeof(uint16_t);
-}
-
-static __device__ __forceinline__ float worker_float(uint32_t bits, bool fp16) {
-    return fp16 ? half_floats(bits).x : __uint_as_float(bits << 16);
-}
-static __device__ __forceinline__ uint32_t worker_pair(float low, float high, bool fp16) {
-    return fp16 ? half_pair(low, high) : bfloat_pair(low, high);
 }
 
 /* --- in --- */
@@ -174,16 +146,17 @@ template <int D, int P>
 static __device__ __forceinline__ void column_centre(const struct cuda_decode_params &params,
                                                      const struct cuda_head &head, const float (&x)[row<D>::values],
                                                      column<D> &column) {
+    const int own = row<D>::own(rare_lane());
     column.sigma = column.turn = 0.0F;
     if (head.centre_static)
-        column.sigma = sum_over_warp(product<D>(x, head.centre_static)) * params.scale;
+        column.sigma = sum_over_warp(product<D>(x, head.centre_static + own)) * params.scale;
     if constexpr (P > 0) {
         float v[32] = {};
 #pragma unroll
         for (int i = 0; i < P; i++)
             if (i < head.pairs) {
-                v[2 * i] = product<D>(x, head.centre_cos + i * D);
-                v[2 * i + 1] = product<D>(x, head.centre_sin + i * D);
+                v[2 * i] = product<D>(x, head.centre_cos + own + i * D);
+                v[2 * i + 1] = product<D>(x, head.centre_sin + own + i * D);
             }
         float turn = sum_over_lanes(v) * params.scale, other = __shfl_xor_sync(WARP_LANES, turn, 1);
         float length = sqrtf(fmaf(turn, turn, other * other));
@@ -191,29 +164,58 @@ static __device__ __forceinline__ void column_centre(const struct cuda_decode_pa
     }
 }
 
-/* Column c of segment (item, block) of KV head `kv_head`; one that no query stands for is zero. */
-template <int D, int C, int P>
-static __device__ __forceinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                        uint32_t item_index, uint32_t block, int c) {
+/* A column's elements as the worker has them; those of one that no query stands for are zero. */
+template <int D> struct raw_column { uint16_t element[row<D>::values]; };
+
+/* Column c of segment (item, block) of KV head `kv_head`. */
+template <int D, int C>
+static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                            uint32_t item_index, uint32_t block, int c) {
     const struct cuda_batch_item &item = params.batch.items[item_index];
-    const struct cuda_head &head = params.heads[kv_head];
     uint32_t query = block * C + c;
-    column<D> column;
-    float x[row<D>::values] = {}, greatest = 0.0F;
+    raw_column<D> raw = {};
     if (query < item.rows * params.group) {
         int64_t index = item.q_offset + (query / params.group) * item.q_row_stride +
                         (kv_head * params.group + query % params.group) * item.q_head_stride;
+        const uint16_t *own =
+            reinterpret_cast<const uint16_t *>(element_address(params.q, index + row<D>::own(rare_lane())));
 #pragma unroll
-        for (int i = 0; i < row<D>::values; i++) {
-            const uint16_t *element =
-                reinterpret_cast<const uint16_t *>(element_address(params.q, index + row<D>::first(i / 4) + i % 4));
-            x[i] = fminf(fmaxf(worker_float(__ldg(element), params.fp16), -GREATEST_QUERY), GREATEST_QUERY);
+        for (int i = 0; i < row<D>::values; i++)
+            raw.element[i] = __ldg(own + i / 4 * 128 + i % 4);
+    }
+    return raw;
+}
+
+/* Asks for what the centre needs to lie in the first-level cache; `share` of `shares` of it. */
+template <int D>
+static __device__ __forceinline__ void centre_prefetch(const struct cuda_head &head, uint32_t share, uint32_t shares) {
+    constexpr uint32_t lines = D / 32; /* of 128 bytes, of a vector */
+    if (!head.centre_static)
+        return;
+    for (uint32_t i = 32 * share + rare_lane(); i < (head.pairs + 1) * lines; i += 32 * shares) {
+        if (i < lines) {
+            prefetch_line(head.centre_static + 32 * i);
+        } else {
+            prefetch_line(head.centre_cos + 32 * (i - lines));
+            prefetch_line(head.centre_sin + 32 * (i - lines));
         }
     }
+}
+
+/* Not inlined: its registers are none of the loop's over the units. */
+template <int D, int P>
+static __device__ __noinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                     const raw_column<D> &raw) {
+    const struct cuda_head &head = params.heads[kv_head];
+    column<D> column;
+    float x[row<D>::values], greatest = 0.0F;
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        x[i] = fminf(fmaxf(worker_float(raw.element[i], params.fp16), -GREATEST_QUERY), GREATEST_QUERY);
     if (head.rotation_k)
         rotate_matrix<D>(head.rotation_k, x);
     else
-        rotate_hadamard<D>(x);
+        rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
     column_centre<D, P>(params, head, x, column);
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
@@ -225,8 +227,9 @@ static __device__ __forceinline__ column<D> column_make(const struct cuda_decode
     for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
         column.high[chunk] = fix(&x[4 * chunk], units, column.low[chunk], sum);
     }
-    column.sum = static_cast<float>(__reduce_add_sync(WARP_LANES, (threadIdx.x & 31) < row<D>::lanes ? sum : 0));
-    column.scale = greatest * (1.0F / QUERY_UNIT) * params.scale;
+    column.sum =
+        4.0F * static_cast<float>(__reduce_add_sync(WARP_LANES, D >= 128 || rare_lane() < row<D>::lanes ? sum : 0));
+    column.scale = greatest * (0.25F / QUERY_UNIT) * params.scale;
     return column;
 }
 
@@ -234,11 +237,11 @@ static __device__ __forceinline__ column<D> column_make(const struct cuda_decode
 template <int D, int C, int P>
 static __device__ __forceinline__ void column_write(const column<D> &column, uint32_t area, int c) {
     using shape = query_area<D, C, P>;
-    int lane = threadIdx.x & 31, t = lane & 3;
+    const uint32_t lane = rare_lane(), t = lane & 3;
     if (lane < row<D>::lanes)
 #pragma unroll
         for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-            int block = row<D>::first(chunk) / 16;
+            int block = 8 * chunk + row<D>::own(lane) / 16;
             store_shared(area + shape::word(0, block, 4 * (C == 4 ? 2 * c : c) + t), column.high[chunk]);
             store_shared(area + shape::word(C / 8, block, 4 * (C == 4 ? 2 * c + 1 : c) + t), column.low[chunk]);
         }
@@ -264,7 +267,7 @@ static __device__ __forceinline__ void finish_column(const struct cuda_decode_pa
     uint32_t query_row = column / params.group, query_head = kv_head * params.group + column % params.group;
     uint64_t to = element_address(params.out, item.out_offset + query_row * item.out_row_stride +
                                                   query_head * item.out_head_stride);
-    int lane = threadIdx.x & 31;
+    const uint32_t lane = rare_lane();
     float inverse = l > 0.0F ? 1.0F / l : 0.0F;
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
@@ -274,11 +277,11 @@ static __device__ __forceinline__ void finish_column(const struct cuda_decode_pa
             reinterpret_cast<uint16_t *>(to)[element] = static_cast<uint16_t>(worker_pair(value, 0.0F, params.fp16));
         });
     } else {
-        rotate_hadamard<D>(o);
+        rotate_hadamard<D, row<D>::lanes, 4>(o, lane);
         if (lane < row<D>::lanes)
 #pragma unroll
             for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-                uint64_t at = to + sizeof(uint16_t) * row<D>::first(chunk);
+                uint64_t at = to + sizeof(uint16_t) * (row<D>::own(lane) + 128 * chunk);
                 uint2 words = make_uint2(worker_pair(o[4 * chunk], o[4 * chunk + 1], params.fp16),
                                          worker_pair(o[4 * chunk + 2], o[4 * chunk + 3], params.fp16));
                 if (to % sizeof(words) == 0) {

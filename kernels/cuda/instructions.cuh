@@ -20,6 +20,13 @@
 #define CUDA_BULK_COPIES 0
 #endif
 
+/* The lane, for code that rarely runs: read anew, so that nothing derived from it takes a register in between. */
+static __device__ __forceinline__ uint32_t rare_lane() {
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 /* The shared memory that the launch asked for. */
 static __device__ __forceinline__ uint8_t *block_memory() {
     extern __shared__ __align__(128) uint8_t memory[];
@@ -52,6 +59,11 @@ static __device__ __forceinline__ void store_shared(uint32_t address, float valu
 }
 static __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/* Asks for the 128 bytes there to lie in the first-level cache. */
+static __device__ __forceinline__ void prefetch_line(const void *address) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
 /* --- arithmetic --- */

@@ -75,8 +75,7 @@ template <int D>
 static __device__ __forceinline__ void read_worker_row(float (&x)[D / ROW_LANES], const uint16_t *row, bool bf16) {
 #pragma unroll
     for (int i = 0; i < D / ROW_LANES; i++) {
-        uint32_t bits = row[i / 8 * 8 * ROW_LANES + threadIdx.x % ROW_LANES * 8 + i % 8];
-        float value = bf16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+        float value = worker_float(row[i / 8 * 8 * ROW_LANES + threadIdx.x % ROW_LANES * 8 + i % 8], !bf16);
         x[i] = fminf(fmaxf(value, -MAX_QUERY), MAX_QUERY);
     }
 }
@@ -86,7 +85,7 @@ static __device__ __forceinline__ void write_worker_row(uint16_t *row, const flo
 #pragma unroll
     for (int i = 0; i < D / ROW_LANES; i++)
         row[i / 8 * 8 * ROW_LANES + threadIdx.x % ROW_LANES * 8 + i % 8] =
-            bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x[i])) : __half_as_ushort(__float2half_rn(x[i]));
+            static_cast<uint16_t>(worker_pair(x[i], 0, !bf16));
 }
 
 template <int D>

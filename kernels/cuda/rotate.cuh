@@ -2,8 +2,8 @@
 /*
  * Rotation of rows y = x R on the device.
  *
- * A row of D elements lies over LANES consecutive lanes of a warp, in chunks of 8: register 8c + i of lane t is element
- * 8 (LANES c + t) + i. So a row is read and written 16 bytes a lane.
+ * A row of D elements lies over LANES consecutive lanes of a warp, in chunks of 8 or 4: register 8c + i of lane t is element
+ * 8 (LANES c + t) + i. So a row is read and written 16 or 8 bytes a lane.
  *
  * Hadamard: the stages and the last multiplication of kernels/rotate.h in their order, so the result is the host's to the bit.
  *
@@ -18,11 +18,13 @@
 
 #define ROTATE_WARP 0xFFFFFFFFU
 
-template <int D, int LANES> static __device__ __forceinline__ void rotate_hadamard(float (&x)[D / LANES]) {
+/* `lane`: or any number that is the same but for multiples of LANES. */
+template <int D, int LANES, int CHUNK = 8>
+static __device__ __forceinline__ void rotate_hadamard(float (&x)[D / LANES], uint32_t lane = threadIdx.x) {
     constexpr int registers = D / LANES;
-    static_assert(registers >= 8, "a chunk has 8 elements");
+    static_assert(registers >= CHUNK, "no chunk is parted");
 #pragma unroll
-    for (int h = 1; h < 8; h *= 2)
+    for (int h = 1; h < CHUNK; h *= 2)
 #pragma unroll
         for (int i = 0; i < registers; i++)
             if ((i & h) == 0) {
@@ -32,13 +34,13 @@ template <int D, int LANES> static __device__ __forceinline__ void rotate_hadama
             }
 #pragma unroll
     for (int h = 1; h < LANES; h *= 2) {
-        float sign = threadIdx.x & h ? -1.0F : 1.0F;
+        float sign = lane & h ? -1.0F : 1.0F;
 #pragma unroll
         for (int i = 0; i < registers; i++)
             x[i] = fmaf(x[i], sign, __shfl_xor_sync(ROTATE_WARP, x[i], h)); /* the product is exact: one rounding */
     }
 #pragma unroll
-    for (int h = 8; h < registers; h *= 2)
+    for (int h = CHUNK; h < registers; h *= 2)
 #pragma unroll
         for (int i = 0; i < registers; i++)
             if ((i & h) == 0) {
@@ -50,6 +52,14 @@ template <int D, int LANES> static __device__ __forceinline__ void rotate_hadama
 #pragma unroll
     for (int i = 0; i < registers; i++)
         x[i] *= factor;
+}
+
+/* An element of a worker's tensor, and the bits of two. */
+static __device__ __forceinline__ float worker_float(uint32_t bits, bool fp16) {
+    return fp16 ? half_floats(bits).x : __uint_as_float(bits << 16);
+}
+static __device__ __forceinline__ uint32_t worker_pair(float low, float high, bool fp16) {
+    return fp16 ? half_pair(low, high) : bfloat_pair(low, high);
 }
 
 /* The two 16-bit types of worker tensors. */

@@ -15,6 +15,7 @@
 #define CUDA_BULK_COPIES 0
 #endif
 
+static inline uint32_t rare_lane() { return emulated::lane(); }
 static inline uint8_t *block_memory() { return emulated::shared_memory(); }
 static inline uint32_t shared_address(const void *pointer, EMULATED_PLACE) {
     return emulated::shared_offset(pointer, here);
@@ -35,6 +36,9 @@ static inline void store_shared(uint32_t address, float value, EMULATED_PLACE) {
 static inline void store_shared(uint32_t address, uint32_t value, EMULATED_PLACE) {
     emulated::shared_store(address, value, here);
 }
+
+/* Nothing here is cached. */
+static inline void prefetch_line(const void *address, EMULATED_PLACE) { emulated::check_global(address, 1, 1, here); }
 
 /* --- arithmetic --- */
 
