@@ -249,8 +249,11 @@ const uint16_t *replay_v(const struct replay *replay, uint32_t layer, uint32_t p
     return replay->layer[layer].v + position * kv_row(replay);
 }
 
+/* Where a replay spends its time: sanitizers, which make these loops several times slower, leave them alone. */
+#define HOT __attribute__((no_sanitize("address", "undefined", "thread")))
+
 /* Four sums, so that the compiler may use vectors without being allowed to reorder. d is a multiple of 4. */
-static double dot(const double *q, const float *k, uint32_t d) {
+HOT static double dot(const double *q, const float *k, uint32_t d) {
     double sum[4] = {0, 0, 0, 0};
     for (uint32_t i = 0; i < d; i += 4)
         for (uint32_t j = 0; j < 4; j++)
@@ -259,8 +262,8 @@ static double dot(const double *q, const float *k, uint32_t d) {
 }
 
 /* The softmax is taken on the go (a new maximum scales what was summed), so that no row of scores is kept. */
-static void exact_head(const double *q, const float *k, const float *v, size_t stride, uint32_t tokens, uint32_t d,
-                       double *out) {
+HOT static void exact_head(const double *q, const float *k, const float *v, size_t stride, uint32_t tokens, uint32_t d,
+                           double *out) {
     double scale = 1.0 / sqrt((double)d), highest = -INFINITY, total = 0;
     memset(out, 0, sizeof(*out) * d);
     for (uint32_t t = 0; t < tokens; t++, k += stride, v += stride) {
