@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What of calib/quality needs numpy alone, by the first Python that has it: the codec's golden vectors, the windows and what is kept.
+# What of calib/quality needs numpy alone, by the first Python that has it: the codec's golden vectors, the windows and
+# what is kept of earlier runs.
 find_program(OSCAR_PYTHON NAMES python3 DOC "Python for the tests")
 set(quality_python ${OSCAR_PYTHON})
 execute_process(COMMAND ${quality_python} -c "import numpy" RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
