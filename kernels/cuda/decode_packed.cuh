@@ -119,8 +119,11 @@ template <int C> struct weights {
     /* Where the first term is infinite, the second is NaN. */
     __device__ __forceinline__ void limit(int tile, int half, float highest) {
         float2 first = half_floats(pair[tile][half][0]);
-        float weight[2] = {fminf(first.x, highest), fminf(first.y, highest)};
-        set(tile, half, reinterpret_cast<const float(&)[columns]>(weight));
+        float weight[columns];
+#pragma unroll
+        for (int e = 0; e < columns; e++)
+            weight[e] = fminf(e == 0 ? first.x : first.y, highest);
+        set(tile, half, weight);
     }
 };
 
