@@ -16,18 +16,6 @@
 static uint64_t state;
 static struct rig *rig;
 
-static int open_rig(void **unused) {
-    (void)unused;
-    rig = rig_open();
-    return 0;
-}
-
-static int close_rig(void **unused) {
-    (void)unused;
-    rig_close(rig);
-    return 0;
-}
-
 static struct oscar_stream_impl *any_stream(void) {
     return fixture_pick(&state, 2) == 0 ? rig->synchronous : rig->asynchronous;
 }
@@ -39,8 +27,9 @@ static void check(struct fixture *fixture, const struct oscar_batch_limits *limi
     struct scene *scene = scene_open(rig, fixture, limits);
     scene_attend(scene, any_stream());
     double error = scene_check(scene, BOUND);
-    print_message("head size %u, group %u, pairs %d, matrix %d: error %.2g\n", fixture->options.head_dim,
-                  fixture->options.group, fixture->options.pairs, fixture->options.matrix, error);
+    print_message("head size %u, group %u, pairs %d, matrix %d, keys of %g, queries of %g: error %.2g\n",
+                  fixture->options.head_dim, fixture->options.group, fixture->options.pairs, fixture->options.matrix,
+                  (double)fixture->options.key_size, (double)fixture->options.query_size, error);
     scene_close(scene);
     fixture_close(fixture);
 }
@@ -497,6 +486,7 @@ static void two_results_merge_into_one(void **unused) {
 }
 
 int main(void) {
+    rig = rig_open();
     state = fixture_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_head_size_and_group_matches_the_oracle),
@@ -516,5 +506,7 @@ int main(void) {
         cmocka_unit_test(items_given_once_match),
         cmocka_unit_test(two_results_merge_into_one),
     };
-    return cmocka_run_group_tests(tests, open_rig, close_rig);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rig_close(rig);
+    return failed;
 }
