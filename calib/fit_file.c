@@ -43,6 +43,13 @@ static void add_floats(struct tensor_writer *writer, const char *kind, const cha
         tensor_writer_add(writer, full, OSCAR_TENSOR_F32, 3, (uint64_t[]){n, rows, d}, data);
 }
 
+static void add_ranks(struct tensor_writer *writer, const char *kind, const char *name, const int32_t *ranks,
+                      uint64_t heads) {
+    char full[64];
+    (void)snprintf(full, sizeof(full), "%s.%s", kind, name);
+    tensor_writer_add(writer, full, OSCAR_TENSOR_I32, 1, (uint64_t[]){heads}, ranks);
+}
+
 int fit_part_save(const char *folder, uint32_t layer, const struct oscar_digest *digest, const struct layer_fit *fit,
                   const struct fit_options *options, struct oscar_cause *cause) {
     _cleanup_(tensor_writer_cleanup) struct tensor_writer *writer = NULL;
@@ -61,8 +68,9 @@ int fit_part_save(const char *folder, uint32_t layer, const struct oscar_digest 
         if (!options->kinds[kind])
             continue;
         (void)snprintf(key, sizeof(key), "%s.result", kind_names[kind]);
-        tensor_writer_metadata(writer, key, "%" PRId32 " %" PRId32 " %.17g %.17g", from->rank_k, from->rank_v,
-                               from->error_k, from->error_v);
+        tensor_writer_metadata(writer, key, "%.17g %.17g", from->error_k, from->error_v);
+        add_ranks(writer, kind_names[kind], "k.rank", from->rank_k, fit->kv_heads);
+        add_ranks(writer, kind_names[kind], "v.rank", from->rank_v, fit->kv_heads);
         add_floats(writer, kind_names[kind], "k.centre.static", from->centre_static, fit->kv_heads, 0, fit->d);
         add_floats(writer, kind_names[kind], "k.centre.cos", from->centre_cos, fit->kv_heads, fit->pairs, fit->d);
         add_floats(writer, kind_names[kind], "k.centre.sin", from->centre_sin, fit->kv_heads, fit->pairs, fit->d);
@@ -112,7 +120,6 @@ void fit_parts_remove(const char *folder) {
 struct assembly {
     const struct fit_summary *summary;
     struct fit_part *part;
-    int32_t *ranks; /* [layers][2][kv_heads] */
     enum fit_kind k, v;
     struct tensor_writer *writer;
 };
@@ -132,9 +139,7 @@ static int open_part(const char *folder, uint32_t layer, const struct fit_option
         char *at;
         if (text == NULL)
             return oscar_fail(cause, OSCAR_ERR_CORRUPT, "%s: metadata %s is missing: remove the folder", path, key);
-        ret->error[kind].rank_k = (int32_t)strtol(text, &at, 10);
-        ret->error[kind].rank_v = (int32_t)strtol(at, &at, 10);
-        ret->error[kind].error_k = strtod(at, &at);
+        ret->error[kind].error_k = strtod(text, &at);
         ret->error[kind].error_v = strtod(at, &at);
     }
     return r;
@@ -171,27 +176,15 @@ static void copy_tensor(struct assembly *assembly, uint32_t layer, const char *f
 }
 
 static void add_layer(struct assembly *assembly, uint32_t layer) {
-    static const char *const k_parts[] = {"k.rotation", "k.centre.static", "k.centre.cos", "k.centre.sin",
-                                          "k.feedback"};
-    const uint32_t heads = assembly->summary->fitter->activations->kv_heads;
-    int32_t *ranks = assembly->ranks + (size_t)layer * 2 * heads;
+    static const char *const tensors[] = {"k.rotation", "k.centre.static", "k.centre.cos", "k.centre.sin",
+                                          "k.feedback", "k.rank",          "v.rotation",   "v.rank"};
     char name[64];
-    for (size_t i = 0; i < sizeof(k_parts) / sizeof(k_parts[0]); i++) {
-        (void)snprintf(name, sizeof(name), "%s.%s", kind_names[assembly->k], k_parts[i]);
-        copy_tensor(assembly, layer, name, k_parts[i]);
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
+        enum fit_kind kind = tensors[i][0] == 'k' ? assembly->k : assembly->v;
+        (void)snprintf(name, sizeof(name), "%s.%s", kind_names[kind], tensors[i]);
+        copy_tensor(assembly, layer, name, tensors[i]);
     }
     copy_tensor(assembly, layer, "k.centre.pair", "k.centre.pair");
-    (void)snprintf(name, sizeof(name), "%s.v.rotation", kind_names[assembly->v]);
-    copy_tensor(assembly, layer, name, "v.rotation");
-    for (uint32_t h = 0; h < heads; h++) {
-        ranks[h] = assembly->part[layer].error[assembly->k].rank_k;
-        ranks[heads + h] = assembly->part[layer].error[assembly->v].rank_v;
-    }
-    for (uint32_t side = 0; side < 2; side++) {
-        (void)snprintf(name, sizeof(name), "layers.%" PRIu32 ".%c.rank", layer, side == 0 ? 'k' : 'v');
-        tensor_writer_add(assembly->writer, name, OSCAR_TENSOR_I32, 1, (uint64_t[]){heads},
-                          ranks + (size_t)side * heads);
-    }
 }
 
 static bool has_pairs(const struct assembly *assembly) {
@@ -220,7 +213,9 @@ static int describe(const struct assembly *assembly, struct oscar_cause *cause) 
     const struct activations *activations = summary->fitter->activations;
     struct tensor_writer *writer = assembly->writer;
     const bool matrix = assembly->k == FIT_MATRIX || assembly->v == FIT_MATRIX;
-    char clip[128] = "ranks by a sweep of 80 to 100 percent in steps of 2, against held-out attention output error";
+    char clip[192] =
+        "ranks of each head by a sweep of 80 to 100 percent in steps of 2: of K against its errors weighed by "
+        "what they cost the output, of V against held-out attention output error";
     _cleanup_free_ char *layers = NULL;
     size_t layers_size;
     if (options->clip_given)
@@ -288,15 +283,12 @@ static int assemble(struct assembly *assembly, const char *folder, const char *p
 int fit_file_save(const char *folder, const char *path, const struct fit_summary *summary, struct oscar_cause *cause) {
     struct assembly assembly = {.summary = summary};
     assembly.part = calloc(summary->layers, sizeof(*assembly.part));
-    assembly.ranks =
-        calloc((size_t)summary->layers * 2 * summary->fitter->activations->kv_heads, sizeof(*assembly.ranks));
-    int r = assembly.part == NULL || assembly.ranks == NULL
+    int r = assembly.part == NULL
                 ? oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for %" PRIu32 " layers", summary->layers)
                 : assemble(&assembly, folder, path, cause);
     for (uint32_t i = 0; assembly.part != NULL && i < summary->layers; i++)
         oscar_safetensors_free(assembly.part[i].file);
     tensor_writer_free(assembly.writer);
     free(assembly.part);
-    free(assembly.ranks);
     return r;
 }

@@ -14,7 +14,7 @@
 
 struct fit_part {
     struct oscar_safetensors *file;
-    struct layer_fit_kind error[FIT_KINDS]; /* its ranks and errors only */
+    struct layer_fit_kind error[FIT_KINDS]; /* its errors only */
 };
 
 /* Writes one layer's part. `digest` says what it was made of. */

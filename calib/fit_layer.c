@@ -25,6 +25,7 @@ enum part { FITTED, HELD_OUT, SUM_PARTS };
 struct head_sums {
     struct moments moments[SUM_PARTS];
     double *value[SUM_PARTS]; /* V's target [d][d], lower triangle; only where a matrix is to be fitted */
+    struct query_cost cost[SUM_PARTS];
 };
 
 struct layer_work {
@@ -46,6 +47,7 @@ static void work_clear(struct layer_work *work) {
         for (enum part part = 0; part < SUM_PARTS; part++) {
             moments_clear(&work->head[h].moments[part]);
             free(work->head[h].value[part]);
+            free(work->head[h].cost[part].sum);
         }
     free(work->head);
 }
@@ -60,7 +62,8 @@ static int work_init(struct layer_work *work, struct oscar_cause *cause) {
             if (r < 0)
                 return r;
             work->head[h].value[part] = calloc((size_t)work->d * work->d, sizeof(double));
-            if (work->head[h].value[part] == NULL)
+            work->head[h].cost[part].sum = calloc((size_t)work->d * work->d, sizeof(double));
+            if (work->head[h].value[part] == NULL || work->head[h].cost[part].sum == NULL)
                 return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the sums of a layer");
         }
     return 0;
@@ -78,6 +81,35 @@ static void query_covariance(const struct head_sums *head, bool all, uint32_t d,
     covariance_finish(ret, d, 1.0 / (double)rows);
 }
 
+/*
+ * The metric of K's errors, up to a factor: the queries by what errors cost them (value_target.h). A few queries may
+ * bear most of the cost and say little of others to come: so all queries alike are mixed in, the more, the fewer those
+ * are against the dims. Their number is Kish's effective sample size, (sum of w)² / sum of w².
+ */
+static void cost_metric(const struct head_sums *head, bool all, uint32_t d, double *ret, double *work) {
+    const size_t size = (size_t)d * d;
+    const struct query_cost *cost = head->cost;
+    const double weight = cost[FITTED].weight + (all ? cost[HELD_OUT].weight : 0);
+    const double square = cost[FITTED].square + (all ? cost[HELD_OUT].square : 0);
+    double trace[2] = {0};
+    query_covariance(head, all, d, ret);
+    if (!(weight > 0))
+        return;
+    memcpy(work, cost[FITTED].sum, size * sizeof(*work));
+    if (all)
+        cblas_daxpy((int)size, 1.0, cost[HELD_OUT].sum, 1, work, 1);
+    covariance_finish(work, d, 1.0 / weight);
+    for (uint32_t i = 0; i < d; i++) {
+        trace[0] += ret[i * (d + 1)];
+        trace[1] += work[i * (d + 1)];
+    }
+    if (!(trace[1] > 0))
+        return;
+    const double queries = weight * weight / square;
+    cblas_dscal((int)size, d / queries, ret, 1);
+    cblas_daxpy((int)size, trace[0] / trace[1], work, 1, ret, 1);
+}
+
 static int sum_head(void *argument, uint32_t h, struct oscar_cause *cause) {
     struct layer_work *work = argument;
     const struct layer_fitter *fitter = work->fitter;
@@ -93,10 +125,12 @@ static int sum_head(void *argument, uint32_t h, struct oscar_cause *cause) {
         if (r < 0)
             return r;
     }
-    if (!fitter->options->kinds[FIT_MATRIX])
-        return 0;
-    if (!fitter->options->proxy)
-        return value_target_scores(fitter->activations, work->layer, h, fitter->softmax_scale, head->value, cause);
+    int r =
+        value_target_scores(fitter->activations, work->layer, h, fitter->softmax_scale, head->value, head->cost, cause);
+    if (r < 0 || !fitter->options->kinds[FIT_MATRIX] || !fitter->options->proxy)
+        return r;
+    for (enum part part = 0; part < SUM_PARTS; part++)
+        memset(head->value[part], 0, (size_t)work->d * work->d * sizeof(*head->value[part]));
     _cleanup_free_ double *covariance = malloc((size_t)work->d * work->d * sizeof(*covariance));
     if (covariance == NULL)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a covariance");
@@ -162,8 +196,9 @@ static int allocate(const struct layer_work *work, struct layer_fit *fit, struct
     const struct fit_options *options = work->fitter->options;
     const size_t d = work->d;
     const size_t heads = work->kv_heads;
-    const size_t most = (2 + FIT_KINDS) * heads * d * d + FIT_KINDS * heads * d * (1 + (size_t)2 * fit->pairs) +
-                        heads * fit->pairs; /* the pairs, of the same size as a float, are at the end */
+    const size_t most =
+        (2 + FIT_KINDS) * heads * d * d + FIT_KINDS * heads * d * (1 + (size_t)2 * fit->pairs) +
+        heads * (fit->pairs + 2 * FIT_KINDS); /* the integers, of the same size as a float, are at the end */
     float *at = calloc(most, sizeof(*at));
     fit->owned = at;
     if (at == NULL)
@@ -186,6 +221,12 @@ static int allocate(const struct layer_work *work, struct layer_fit *fit, struct
     }
     if (fit->pairs > 0)
         fit->pair = (int32_t *)(void *)take(&at, heads * fit->pairs);
+    for (enum fit_kind kind = 0; kind < FIT_KINDS; kind++) {
+        if (!options->kinds[kind])
+            continue;
+        fit->kind[kind].rank_k = (int32_t *)(void *)take(&at, heads);
+        fit->kind[kind].rank_v = (int32_t *)(void *)take(&at, heads);
+    }
     return 0;
 }
 
@@ -275,7 +316,7 @@ static int make_layer(const struct layer_work *work, bool all, struct layer_fit 
             centre_fill(pair[h], turning[h], fit.pairs);
             memcpy(fit.pair + (size_t)h * fit.pairs, pair[h], fit.pairs * sizeof(*fit.pair));
         }
-        query_covariance(&work->head[h], all, d, memory);
+        cost_metric(&work->head[h], all, d, memory, memory + size);
         for (enum fit_kind kind = 0; r == 0 && kind < FIT_KINDS; kind++)
             if (options->kinds[kind])
                 r = make_head(work, &moments[h], h, turning[h], kind, memory, memory + size, &fit, cause);
@@ -298,22 +339,31 @@ int fit_layer(const struct layer_fitter *fitter, const struct layer_activations 
                               .d = fitter->activations->head_dim};
     struct layer_fit partial = {0};
     struct layer_fit fit = {0};
-    int r = work_init(&work, cause);
+    const size_t size = (size_t)work.d * work.d;
+    _cleanup_free_ double *metric = malloc((work.kv_heads + 1) * size * sizeof(*metric)); /* one to work in */
+    int r = metric != NULL ? work_init(&work, cause)
+                           : oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the metrics of a layer");
     if (r == 0)
         r = parallel_run(fitter->options->threads, work.kv_heads, sum_head, &work, cause);
     if (r == 0)
         r = check_sums(&work, cause);
     if (r == 0)
         r = make_layer(&work, false, &partial, cause);
+    for (uint32_t h = 0; r == 0 && h < work.kv_heads; h++)
+        cost_metric(&work.head[h], true, work.d, metric + h * size, metric + work.kv_heads * size);
     if (r == 0)
-        r = sweep_layer(fitter, layer, &partial, cause);
+        r = sweep_layer(fitter, layer, metric, &partial, cause);
     if (r == 0)
         r = make_layer(&work, true, &fit, cause);
     for (enum fit_kind kind = 0; r == 0 && kind < FIT_KINDS; kind++) {
-        fit.kind[kind].rank_k = partial.kind[kind].rank_k;
-        fit.kind[kind].rank_v = partial.kind[kind].rank_v;
-        fit.kind[kind].error_k = partial.kind[kind].error_k;
-        fit.kind[kind].error_v = partial.kind[kind].error_v;
+        struct layer_fit_kind *to = &fit.kind[kind];
+        const struct layer_fit_kind *from = &partial.kind[kind];
+        to->error_k = from->error_k;
+        to->error_v = from->error_v;
+        if (!fitter->options->kinds[kind])
+            continue;
+        memcpy(to->rank_k, from->rank_k, work.kv_heads * sizeof(*to->rank_k));
+        memcpy(to->rank_v, from->rank_v, work.kv_heads * sizeof(*to->rank_v));
     }
     layer_fit_clear(&partial);
     work_clear(&work);

@@ -20,7 +20,7 @@ struct layer_fit {
         float *centre_static;           /* [kv_heads][d] */
         float *centre_cos, *centre_sin; /* [kv_heads][pairs][d] */
         float *feedback;                /* [kv_heads][d][d] */
-        int32_t rank_k, rank_v;
+        int32_t *rank_k, *rank_v;       /* [kv_heads] */
         /* Of the attention output, when only K or only V is packed: energy of the error over energy of the output.
          * Negative: not measured, as nothing had to be chosen. */
         double error_k, error_v;

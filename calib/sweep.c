@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calib/sweep.h"
 
+#include <cblas.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -17,12 +18,14 @@
 
 struct head_errors {
     struct attention_error k[FIT_KINDS][MAX_RANKS], v[FIT_KINDS][MAX_RANKS];
+    double metric_k[FIT_KINDS][MAX_RANKS];
 };
 
 struct sweep {
     const struct layer_fitter *fitter;
     const struct layer_activations *layer;
     const struct layer_fit *fit;
+    const double *metric;                 /* [kv_heads][d][d] */
     struct oscar_calibration calibration; /* head size and turn tables only */
     uint32_t rank_k[MAX_RANKS], rank_v[MAX_RANKS], ranks;
     const struct sequence *sequence[SEQUENCES];
@@ -106,6 +109,23 @@ static void head_of(const struct layer_fit *fit, enum fit_kind kind, uint32_t h,
     }
 }
 
+/* Sum of e M eᵀ over the errors e of the rows of K that can be packed; `work` [2][tokens][d]. */
+static double metric_error(const struct attention_rows *rows, const double *packed, const double *metric,
+                           double *work) {
+    const size_t begin = attention_packed_begin(rows->first_position);
+    if (begin >= rows->tokens)
+        return 0;
+    const size_t count = rows->tokens - begin;
+    const size_t d = rows->d;
+    double *error = work;
+    double *product = work + count * d;
+    for (size_t i = 0; i < count * d; i++)
+        error[i] = packed[begin * d + i] - rows->k[begin * d + i];
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)count, (int)d, (int)d, 1.0, error, (int)d, metric,
+                (int)d, 0.0, product, (int)d);
+    return cblas_ddot((int)(count * d), error, 1, product, 1);
+}
+
 static int try_kind(const struct sweep *sweep, const struct head_rows *rows, struct attention_probe *probe,
                     enum fit_kind kind, double *packed, struct head_errors *errors, struct oscar_cause *cause) {
     const size_t elements = (size_t)rows->rows.tokens * rows->rows.d;
@@ -120,6 +140,9 @@ static int try_kind(const struct sweep *sweep, const struct head_rows *rows, str
         r = quantiser_packed(quantiser, packed, packed + elements, cause);
         if (r < 0)
             break;
+        errors->metric_k[kind][i] +=
+            metric_error(&rows->rows, packed, sweep->metric + rows->kv_head * (size_t)rows->rows.d * rows->rows.d,
+                         packed + 2 * elements);
         attention_measure(&rows->rows, probe, &(struct attention_change){.k_packed = packed}, &errors->k[kind][i]);
         attention_measure(&rows->rows, probe, &(struct attention_change){.v_packed = packed + elements},
                           &errors->v[kind][i]);
@@ -136,7 +159,7 @@ static int sweep_head(void *argument, uint32_t h, struct oscar_cause *cause) {
         struct head_rows rows = {0};
         struct attention_probe probe = {0};
         _cleanup_free_ double *packed =
-            malloc(2 * (size_t)sequence->tokens * fitter->activations->head_dim * sizeof(*packed));
+            malloc(4 * (size_t)sequence->tokens * fitter->activations->head_dim * sizeof(*packed));
         if (packed == NULL)
             return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the packed rows of a head");
         r = head_rows_read(fitter->activations, sweep->layer, sequence, h, &rows, cause);
@@ -157,22 +180,20 @@ static int sweep_head(void *argument, uint32_t h, struct oscar_cause *cause) {
     return r;
 }
 
-/* The rank with the least error over all heads; its error by the output's energy. */
-static int32_t best_rank(const struct sweep *sweep, enum fit_kind kind, bool k, double *ret_error) {
-    uint32_t best = 0;
-    double best_error = 0;
-    for (uint32_t i = 0; i < sweep->ranks; i++) {
-        struct attention_error sum = {0};
-        for (uint32_t h = 0; h < sweep->fit->kv_heads; h++)
-            attention_error_add(&sum, k ? &sweep->head[h].k[kind][i] : &sweep->head[h].v[kind][i]);
-        double error = sum.output_norm > 0 ? sum.output / sum.output_norm : 0;
-        if (i == 0 || error < best_error) {
-            best = i;
-            best_error = error;
-        }
+/* Each head's rank with the least error; the error of all heads with these ranks by their output's energy. */
+static double best_ranks(const struct sweep *sweep, enum fit_kind kind, bool k, int32_t *ret) {
+    struct attention_error sum = {0};
+    for (uint32_t h = 0; h < sweep->fit->kv_heads; h++) {
+        const struct attention_error *errors = k ? sweep->head[h].k[kind] : sweep->head[h].v[kind];
+        const double *metric = sweep->head[h].metric_k[kind];
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < sweep->ranks; i++)
+            if (k ? metric[i] < metric[best] : errors[i].output < errors[best].output)
+                best = i;
+        attention_error_add(&sum, &errors[best]);
+        ret[h] = (int32_t)(k ? sweep->rank_k[best] : sweep->rank_v[best]);
     }
-    *ret_error = best_error;
-    return (int32_t)(k ? sweep->rank_k[best] : sweep->rank_v[best]);
+    return sum.output_norm > 0 ? sum.output / sum.output_norm : 0;
 }
 
 /* Turn tables for every position of the layer; freed by the caller. */
@@ -193,16 +214,18 @@ static int make_turns(struct sweep *sweep, float **ret, struct oscar_cause *caus
     return oscar_calibration_attach_turns(&sweep->calibration, turns, bytes, pages);
 }
 
-int sweep_layer(const struct layer_fitter *fitter, const struct layer_activations *layer, struct layer_fit *fit,
-                struct oscar_cause *cause) {
+int sweep_layer(const struct layer_fitter *fitter, const struct layer_activations *layer, const double *metric,
+                struct layer_fit *fit, struct oscar_cause *cause) {
     const struct fit_options *options = fitter->options;
-    struct sweep sweep = {.fitter = fitter, .layer = layer, .fit = fit};
+    struct sweep sweep = {.fitter = fitter, .layer = layer, .fit = fit, .metric = metric};
     _cleanup_free_ float *turns = NULL;
     _cleanup_free_ struct head_errors *errors = NULL;
     list_ranks(&sweep);
     for (enum fit_kind kind = 0; kind < FIT_KINDS; kind++) {
-        fit->kind[kind].rank_k = (int32_t)sweep.rank_k[0];
-        fit->kind[kind].rank_v = (int32_t)sweep.rank_v[0];
+        for (uint32_t h = 0; options->kinds[kind] && h < fit->kv_heads; h++) {
+            fit->kind[kind].rank_k[h] = (int32_t)sweep.rank_k[0];
+            fit->kind[kind].rank_v[h] = (int32_t)sweep.rank_v[0];
+        }
         fit->kind[kind].error_k = fit->kind[kind].error_v = -1;
     }
     if (options->clip_given && !(options->kinds[FIT_MATRIX] && options->kinds[FIT_HADAMARD]))
@@ -218,8 +241,8 @@ int sweep_layer(const struct layer_fitter *fitter, const struct layer_activation
         r = parallel_run(options->threads, fit->kv_heads, sweep_head, &sweep, cause);
     for (enum fit_kind kind = 0; r == 0 && kind < FIT_KINDS; kind++)
         if (options->kinds[kind]) {
-            fit->kind[kind].rank_k = best_rank(&sweep, kind, true, &fit->kind[kind].error_k);
-            fit->kind[kind].rank_v = best_rank(&sweep, kind, false, &fit->kind[kind].error_v);
+            fit->kind[kind].error_k = best_ranks(&sweep, kind, true, fit->kind[kind].rank_k);
+            fit->kind[kind].error_v = best_ranks(&sweep, kind, false, fit->kind[kind].rank_v);
         }
     return r;
 }

@@ -12,8 +12,28 @@
 
 /* --- what is fitted ----------------------------------------------------------------------------------------------- */
 
-/* The sum of x xᵀ-products of plain loops: C_Q of a head, and the covariance of the attention outputs. */
-static void plain_targets(uint32_t layer, uint32_t h, double *query, double *value) {
+/* What errors of logits cost the output of the query at row t: sum of p² |v - output|² over what is packed for it. */
+static double plain_cost(uint32_t t, const double *weights, double sum, const float *v, const double *output) {
+    const uint32_t d = fits_model.d;
+    double cost = 0;
+    for (uint32_t s = 64; t + 1 >= 256 && s < (t + 1 - 256) / 64 * 64; s++) {
+        double distance = 0;
+        for (uint32_t i = 0; i < d; i++) {
+            double apart = (double)v[(size_t)s * d + i] - output[i];
+            distance += apart * apart;
+        }
+        cost += weights[s] * weights[s] / (sum * sum) * distance;
+    }
+    return cost;
+}
+
+struct plain_costs {
+    double sum[64 * 64], weight, square;
+};
+
+/* The sum of x xᵀ-products of plain loops: C_Q of a head, the covariance of the attention outputs, and (NULL: not) the
+ * queries' by cost. */
+static void plain_targets(uint32_t layer, uint32_t h, double *query, double *value, struct plain_costs *costs) {
     const uint32_t d = fits_model.d, group = fits_model.query_heads / fits_model.kv_heads;
     float *rows = malloc((size_t)3 * FITS_TOKENS * d * sizeof(*rows));
     assert_non_null(rows);
@@ -47,6 +67,14 @@ static void plain_targets(uint32_t layer, uint32_t h, double *query, double *val
                     query[i * d + j] += (double)x[i] * (double)x[j];
                     value[i * d + j] += output[i] * output[j];
                 }
+            const double cost = costs != NULL ? plain_cost(t, weights, sum, v, output) : 0;
+            if (cost <= 0)
+                continue;
+            costs->weight += cost;
+            costs->square += cost * cost;
+            for (uint32_t i = 0; i < d; i++)
+                for (uint32_t j = 0; j < d; j++)
+                    costs->sum[i * d + j] += cost * (double)x[i] * (double)x[j];
         }
     }
     free(rows);
@@ -101,7 +129,7 @@ static void the_published_method_is_the_published_formulas(void **unused) {
     for (uint32_t h = 0; h < fits_model.kv_heads; h++) {
         const struct oscar_head_calibration *head = oscar_calibration_head(file.calibration, 1, h);
         memset(sums, 0, (size_t)2 * 64 * 64 * sizeof(*sums));
-        plain_targets(1, h, sums, sums + 64 * 64);
+        plain_targets(1, h, sums, sums + 64 * 64, NULL);
         assert_diagonalises(head->rotation_k, sums);
         assert_diagonalises(head->rotation_v, sums + 64 * 64);
         assert_null(head->feedback);
@@ -138,7 +166,7 @@ static void the_proxy_is_the_published_codes(void **unused) {
     options.proxy = true;
     fits_make(&fits_capture, 1, &options, output);
     struct calibration_file file = fits_open(output);
-    plain_targets(0, 1, query, value);
+    plain_targets(0, 1, query, value, NULL);
     memset(value, 0, (size_t)d * d * sizeof(*value));
     for (uint32_t t = 0; t < FITS_TOKENS; t++) {
         float k[64];
@@ -169,6 +197,91 @@ static double held_out_k(const char *path, const char *kind) {
     double error = strtod(text + 2, NULL);
     calibration_file_close(&file);
     return error;
+}
+
+static double hadamard_element(uint32_t i, uint32_t j) { return (__builtin_parity(i & j) != 0 ? -1.0 : 1.0) / 8; }
+
+/* M = Hᵀ C H + lambda tr(M) / d = L D Lᵀ, by plain loops; L is held against the file's. */
+static void assert_factor(const float *factor, const double *cost, double lambda) {
+    const uint32_t d = fits_model.d;
+    double half[64 * 64] = {0};
+    double m[64 * 64] = {0};
+    double trace = 0;
+    for (uint32_t i = 0; i < d; i++)
+        for (uint32_t j = 0; j < d; j++)
+            for (uint32_t k = 0; k < d; k++)
+                half[i * d + j] += cost[i * d + k] * hadamard_element(k, j);
+    for (uint32_t i = 0; i < d; i++)
+        for (uint32_t j = 0; j < d; j++)
+            for (uint32_t k = 0; k < d; k++)
+                m[i * d + j] += hadamard_element(k, i) * half[k * d + j];
+    for (uint32_t i = 0; i < d; i++)
+        trace += m[i * (d + 1)];
+    for (uint32_t i = 0; i < d; i++)
+        m[i * (d + 1)] += lambda * trace / d;
+    for (uint32_t j = 0; j < d; j++)
+        for (uint32_t i = j + 1; i < d; i++) {
+            const double l = m[i * d + j] / m[j * (d + 1)];
+            assert_true(fabs((double)factor[i * d + j] - l) < 1e-4);
+            for (uint32_t k = j + 1; k <= i; k++)
+                m[i * d + k] -= l * m[k * d + j];
+        }
+}
+
+static void feedback_weighs_queries_by_what_errors_cost_them(void **unused) {
+    (void)unused;
+    struct fit_options options = fits_defaults();
+    options.kinds[FIT_MATRIX] = false;
+    fits_make(&fits_capture, 1, &options, calib_path("costs"));
+    struct calibration_file file = fits_open(calib_path("costs"));
+    double *query = calloc((size_t)2 * 64 * 64, sizeof(*query));
+    struct plain_costs costs = {0};
+    double trace[2] = {0};
+    assert_non_null(query);
+    plain_targets(0, 1, query, query + 64 * 64, &costs);
+    for (uint32_t i = 0; i < 64; i++) {
+        trace[0] += query[i * 65];
+        trace[1] += costs.sum[i * 65];
+    }
+    /* Of both, with a trace of 1: all queries alike, by the dims over the number of queries that would tell as much. */
+    for (uint32_t i = 0; i < 64 * 64; i++)
+        query[i] = query[i] / trace[0] * 64 * costs.square / (costs.weight * costs.weight) + costs.sum[i] / trace[1];
+    assert_factor(oscar_calibration_head(file.calibration, 0, 1)->feedback, query, options.lambda);
+    free(query);
+    calibration_file_close(&file);
+}
+
+/* K of head 1, rotated: one 3, one -3, else 1 or -1, which four levels hold exactly where nothing is clipped. */
+static void few_levels_in_head_1(float *row, uint32_t layer, char part, uint64_t position, uint32_t head, uint32_t d) {
+    (void)layer;
+    float rotated[64];
+    if (part != 'k' || head != 1)
+        return;
+    for (uint32_t i = 0; i < d; i++)
+        rotated[i] = calib_uniform() < 0 ? -1.0F : 1.0F;
+    rotated[position % d] = 3.0F;
+    rotated[(position + 1 + position / d % (d - 1)) % d] = -3.0F;
+    for (uint32_t i = 0; i < d; i++) {
+        row[i] = 0;
+        for (uint32_t j = 0; j < d; j++)
+            row[i] += rotated[j] * (float)hadamard_element(i, j);
+    }
+}
+
+static void each_head_has_a_rank_of_its_own(void **unused) {
+    (void)unused;
+    const struct calib_model plain = {.layers = 1, .query_heads = 2, .kv_heads = 2, .d = 64, .rope_base = 1e4};
+    const char *path = calib_path("levels.safetensors");
+    const struct calib_cut cut = {
+        .to = 1, .tokens = FITS_TOKENS, .type = OSCAR_TENSOR_F32, .change = few_levels_in_head_1};
+    struct fit_options options = fits_defaults();
+    options.kinds[FIT_MATRIX] = options.centre = options.feedback = false;
+    calib_write_capture(path, &plain, &cut);
+    fits_make(&path, 1, &options, calib_path("levels"));
+    struct calibration_file file = fits_open(calib_path("levels"));
+    assert_true(oscar_calibration_head(file.calibration, 0, 0)->rank_k <= 61);
+    assert_true(oscar_calibration_head(file.calibration, 0, 1)->rank_k >= 62);
+    calibration_file_close(&file);
 }
 
 static void centre_and_feedback_each_lower_the_error_of_a_biased_model(void **unused) {
@@ -466,6 +579,8 @@ int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_published_method_is_the_published_formulas),
         cmocka_unit_test(the_proxy_is_the_published_codes),
+        cmocka_unit_test(feedback_weighs_queries_by_what_errors_cost_them),
+        cmocka_unit_test(each_head_has_a_rank_of_its_own),
         cmocka_unit_test(centre_and_feedback_each_lower_the_error_of_a_biased_model),
         cmocka_unit_test(the_centre_is_the_models_bias),
         cmocka_unit_test(the_file_says_how_it_was_made),
