@@ -177,7 +177,7 @@ static void copy_tensor(struct assembly *assembly, uint32_t layer, const char *f
 
 static void add_layer(struct assembly *assembly, uint32_t layer) {
     static const char *const tensors[] = {"k.rotation", "k.centre.static", "k.centre.cos", "k.centre.sin",
-                                          "k.feedback", "k.rank",          "v.rotation",   "v.rank"};
+                                          "k.feedback", "v.rotation",      "k.rank",       "v.rank"};
     char name[64];
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         enum fit_kind kind = tensors[i][0] == 'k' ? assembly->k : assembly->v;
