@@ -24,7 +24,7 @@ enum part { FITTED, HELD_OUT, SUM_PARTS };
 
 struct head_sums {
     struct moments moments[SUM_PARTS];
-    double *value[SUM_PARTS]; /* V's target [d][d], lower triangle; only where a matrix is to be fitted */
+    double *value[SUM_PARTS]; /* V's target [d][d], lower triangle */
     struct query_cost cost[SUM_PARTS];
 };
 
@@ -129,7 +129,7 @@ static int sum_head(void *argument, uint32_t h, struct oscar_cause *cause) {
         value_target_scores(fitter->activations, work->layer, h, fitter->softmax_scale, head->value, head->cost, cause);
     if (r < 0 || !fitter->options->kinds[FIT_MATRIX] || !fitter->options->proxy)
         return r;
-    for (enum part part = 0; part < SUM_PARTS; part++)
+    for (enum part part = 0; part < SUM_PARTS; part++) /* the proxy takes the place of the scores' target */
         memset(head->value[part], 0, (size_t)work->d * work->d * sizeof(*head->value[part]));
     _cleanup_free_ double *covariance = malloc((size_t)work->d * work->d * sizeof(*covariance));
     if (covariance == NULL)

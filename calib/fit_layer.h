@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fit of one layer. The last quarter of every sequence is held out: ranks and the errors by which a kind of rotation is
- * chosen come from queries there, with all else fitted on the first three quarters. What is returned is fitted on everything.
+ * The fit of one layer. The last quarter of every sequence is held out: ranks and a kind of rotation are chosen with all
+ * else fitted on the first three quarters. What is returned is fitted on everything.
  */
 #ifndef OSCAR_CALIB_FIT_LAYER_H
 #define OSCAR_CALIB_FIT_LAYER_H
