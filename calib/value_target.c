@@ -21,7 +21,7 @@ static int add_costs(const struct attention_rows *rows, struct attention_probe *
     if (count == 0)
         return 0;
     const double *values = rows->v + (size_t)begin * d;
-    _cleanup_free_ double *energy = malloc(count * sizeof(*energy));
+    _cleanup_free_ double *energy = calloc(count, sizeof(*energy));
     if (energy == NULL)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the values of a head");
     for (size_t t = 0; t < count; t++)
