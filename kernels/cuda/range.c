@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "kernels/cuda/memory.h"
+#include "kernels/span.h"
 #include "proto/cleanup.h"
 
 struct mapping {
@@ -93,16 +94,6 @@ uint8_t *cuda_range_locate(const struct oscar_range *range, uint64_t offset) {
         found = range->mappings[i].ipc + (offset - range->mappings[i].offset);
     pthread_rwlock_unlock(lock);
     return (uint8_t *)found;
-}
-
-static int check_span(const struct oscar_range *range, uint64_t offset, uint64_t bytes, struct oscar_cause *cause) {
-    uint64_t unit = range->device->granularity;
-    if (bytes == 0 || bytes % unit != 0 || offset % unit != 0 || bytes > range->bytes || offset > range->bytes - bytes)
-        return oscar_fail(cause, OSCAR_ERR_INVALID,
-                          "%" PRIu64 " bytes at %" PRIu64 " do not lie on multiples of %" PRIu64
-                          " inside a range of %" PRIu64 " bytes",
-                          bytes, offset, unit, range->bytes);
-    return 0;
 }
 
 static void unmap_one(struct oscar_range *range, const struct mapping *mapping) {
@@ -263,19 +254,6 @@ static int make_room(struct oscar_range *range, uint32_t count, struct oscar_cau
     return 0;
 }
 
-static int check_chunks(const struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
-                        struct oscar_cause *cause) {
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < chunks; i++) {
-        r = check_span(range, chunk[i].offset, chunk[i].bytes, cause);
-        if (r == 0 && i > 0 && chunk[i].offset < chunk[i - 1].offset + chunk[i - 1].bytes)
-            r = oscar_fail(cause, OSCAR_ERR_INVALID,
-                           "a chunk at %" PRIu64 " after one of %" PRIu64 " bytes at %" PRIu64, chunk[i].offset,
-                           chunk[i - 1].bytes, chunk[i - 1].offset);
-    }
-    return r;
-}
-
 /* In the context. */
 static int map_chunks(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                       struct oscar_cause *cause) {
@@ -296,7 +274,7 @@ static int map_chunks(struct oscar_range *range, const struct oscar_range_chunk 
 
 int cuda_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause) {
-    int r = check_chunks(range, chunk, chunks, cause);
+    int r = span_check_chunks(chunk, chunks, range->device->granularity, range->bytes, cause);
     if (r == 0)
         r = cuda_enter(range->device, cause);
     if (r < 0)
@@ -309,7 +287,7 @@ int cuda_range_map(struct oscar_range *range, const struct oscar_range_chunk *ch
 /* --- unmapping -------------------------------------------------------------------------------------------------------------- */
 
 int cuda_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes) {
-    int r = check_span(range, offset, bytes, NULL);
+    int r = span_check(offset, bytes, range->device->granularity, range->bytes, NULL);
     if (r == 0)
         r = cuda_enter(range->device, NULL);
     if (r < 0)

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernels/span.h"
 #include "proto/cleanup.h"
 
 struct oscar_chunk {
@@ -173,33 +174,11 @@ uint8_t *host_range_address(const struct oscar_range *range) { return range->add
 
 uint8_t *host_range_locate(const struct oscar_range *range, uint64_t offset) { return range->address + offset; }
 
-static int check_span(const struct oscar_range *range, uint64_t offset, uint64_t bytes, struct oscar_cause *cause) {
-    uint64_t page = host_granularity(NULL);
-    if (bytes == 0 || bytes % page != 0 || offset % page != 0 || bytes > range->bytes || offset > range->bytes - bytes)
-        return oscar_fail(cause, OSCAR_ERR_INVALID,
-                          "%" PRIu64 " bytes at %" PRIu64 " do not lie on pages inside a range of %" PRIu64 " bytes",
-                          bytes, offset, range->bytes);
-    return 0;
-}
-
-static int check_chunks(const struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
-                        struct oscar_cause *cause) {
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < chunks; i++) {
-        r = check_span(range, chunk[i].offset, chunk[i].bytes, cause);
-        if (r == 0 && i > 0 && chunk[i].offset < chunk[i - 1].offset + chunk[i - 1].bytes)
-            r = oscar_fail(cause, OSCAR_ERR_INVALID,
-                           "a chunk at %" PRIu64 " after one of %" PRIu64 " bytes at %" PRIu64, chunk[i].offset,
-                           chunk[i - 1].bytes, chunk[i - 1].offset);
-        if (r == 0)
-            r = check_descriptor(chunk[i].fd, chunk[i].bytes, cause);
-    }
-    return r;
-}
-
 int host_range_map(struct oscar_range *range, const struct oscar_range_chunk *chunk, uint32_t chunks,
                    struct oscar_cause *cause) {
-    int r = check_chunks(range, chunk, chunks, cause);
+    int r = span_check_chunks(chunk, chunks, host_granularity(NULL), range->bytes, cause);
+    for (uint32_t i = 0; r == 0 && i < chunks; i++)
+        r = check_descriptor(chunk[i].fd, chunk[i].bytes, cause);
     if (r < 0)
         return r;
     for (uint32_t i = 0; i < chunks; i++) {
@@ -216,7 +195,7 @@ int host_range_map(struct oscar_range *range, const struct oscar_range_chunk *ch
 }
 
 int host_range_unmap(struct oscar_range *range, uint64_t offset, uint64_t bytes) {
-    int r = check_span(range, offset, bytes, NULL);
+    int r = span_check(offset, bytes, host_granularity(NULL), range->bytes, NULL);
     if (r < 0)
         return r;
     return reserve_again(range, offset, bytes) ? 0 : OSCAR_ERR_NO_MEMORY;
