@@ -3,23 +3,8 @@
 # The code in docs/CLIENT.md is that of client/examples, line by line, and the engine does what the manual says: manual.sh BUILD_DIRECTORY
 set -euo pipefail
 
-build=$1
-directory=$(mktemp -d)
-daemon=
-cleanup() {
-    if [[ -n $daemon ]]; then
-        kill "$daemon" 2>/dev/null || true
-        wait "$daemon" || true
-    fi
-    rm -rf "$directory"
-}
-trap cleanup EXIT
-
-fail() {
-    printf 'FAILED: %s\n' "$*" >&2
-    sed 's/^/oscard: /' "$directory/log" >&2 2>/dev/null || true
-    exit 1
-}
+# shellcheck source=tests/deploy/daemon.sh
+. "${BASH_SOURCE[0]%/*}/daemon.sh"
 
 # Each block of C must be lines that follow each other in one of the examples, whatever their indentation.
 awk '
@@ -45,13 +30,7 @@ awk '
 ' manual=docs/CLIENT.md client/examples/*.c docs/CLIENT.md || fail 'docs/CLIENT.md and client/examples differ'
 
 export OSCAR_SOCKET=$directory/oscard/worker.sock
-"$build/daemon/oscard" --runtime-dir "$directory/oscard" --budget 1G --backend host 2>"$directory/log" &
-daemon=$!
-for ((tries = 0; tries < 100; tries++)); do
-    [[ -S $OSCAR_SOCKET ]] && break
-    kill -0 "$daemon" 2>/dev/null || fail 'oscard ended'
-    sleep 0.1
-done
+daemon_start
 
 expect() {
     local wanted=$1 said
@@ -60,11 +39,6 @@ expect() {
 }
 expect $'0 of 500 tokens were cached\n448 of 500 tokens were cached\n571 tokens, '
 # The engine is gone when its pages are still to be sealed and packed.
-for ((tries = 0; tries < 100; tries++)); do
-    stats=$("$build/client/oscarctl" --runtime-dir "$directory/oscard" stats --json)
-    [[ $stats == *'"oscar_sequences":0,'* && $stats == *'"oscar_sequences_ending":0,'* &&
-        $stats == *'"oscar_pages{form=\"dense\"}":0,'* ]] && break
-    sleep 0.1
-done
+stats_wait '"oscar_sequences":0,' '"oscar_sequences_ending":0,' '"oscar_pages{form=\"dense\"}":0,'
 expect $'192 of 500 tokens were cached\n192 of 500 tokens were cached\n571 tokens, '
 echo 'manual: ok'

@@ -3,35 +3,14 @@
 # The README's quick start does what it says: quick_start.sh BUILD_DIRECTORY
 set -euo pipefail
 
-build=$1
-directory=$(mktemp -d)
-daemon=
-cleanup() {
-    if [[ -n $daemon ]]; then
-        kill "$daemon" 2>/dev/null || true
-        wait "$daemon" || true
-    fi
-    rm -rf "$directory"
-}
-trap cleanup EXIT
-
-fail() {
-    printf 'FAILED: %s\n' "$*" >&2
-    sed 's/^/oscard: /' "$directory/log" >&2 || true
-    exit 1
-}
+# shellcheck source=tests/deploy/daemon.sh
+. "${BASH_SOURCE[0]%/*}/daemon.sh"
 
 diff <(awk '/^```/ { inside = $0 == "```c"; next } inside' README.md) client/examples/worker.c ||
     fail 'the worker in the README is not client/examples/worker.c'
 
 export XDG_RUNTIME_DIR=$directory
-"$build/daemon/oscard" --runtime-dir "$directory/oscard" --budget 1G --backend host 2>"$directory/log" &
-daemon=$!
-for ((tries = 0; tries < 100; tries++)); do
-    [[ -S $directory/oscard/worker.sock ]] && break
-    kill -0 "$daemon" 2>/dev/null || fail 'oscard ended'
-    sleep 0.1
-done
+daemon_start
 
 expect() {
     local wanted=$1 said
@@ -42,11 +21,7 @@ expect() {
 worker=$build/client/examples/worker
 expect '0 of 200 tokens were cached' "$worker"
 # The worker is gone when its pages are still to be sealed.
-for ((tries = 0; tries < 100; tries++)); do
-    stats=$("$build/client/oscarctl" stats --json)
-    [[ $stats == *'"oscar_sequences":0,'* && $stats == *'"oscar_sequences_ending":0,'* ]] && break
-    sleep 0.1
-done
+stats_wait '"oscar_sequences":0,' '"oscar_sequences_ending":0,'
 expect '192 of 200 tokens were cached' "$worker"
 expect 'oscar' "$build/client/oscarctl" stats
 expect '' "$build/client/oscarctl" flush
