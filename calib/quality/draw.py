@@ -22,6 +22,18 @@ def text(x, y, words, anchor="start"):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
 
 
+def svg(parts, width, height):
+    """Elements as a whole picture, on white."""
+    background = '<rect width="100%" height="100%" fill="white"/>'
+    style = f'width="{width}" height="{height}" font-family="sans-serif" font-size="11"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {style}>\n' + "\n".join([background, *parts]) + "\n</svg>\n"
+
+
+def draw(picture):
+    """Writes the picture of the rows on standard input."""
+    sys.stdout.write(picture([json.loads(line) for line in sys.stdin]))
+
+
 def picture(rows):
     """The SVG, as text."""
     rows = [row for row in rows if row["method"] != "bf16"]
@@ -29,7 +41,7 @@ def picture(rows):
     contexts = sorted({row["context"] for row in rows})
     step = len(contexts) * BAR + GAP
     bottom = TOP + len(methods) * step
-    parts = ['<rect width="100%" height="100%" fill="white"/>', text(LEFT, 14, "KL to BF16, nats a token")]
+    parts = [text(LEFT, 14, "KL to BF16, nats a token")]
     for index, context in enumerate(contexts):
         x = LEFT + 200 + 90 * index
         parts.append(f'<rect x="{x}" y="5" width="10" height="10" fill="{COLOURS[index % 3]}"/>')
@@ -47,14 +59,8 @@ def picture(rows):
         parts.append(text(end + 4, y + BAR - 3, f"{row['kl']:.4f}"))
     for index, method in enumerate(methods):
         parts.append(text(LEFT - 8, TOP + index * step + step / 2 - 2, method, "end"))
-    size = f'width="{LEFT + WIDTH + 60}" height="{bottom + 22}"'
-    style = 'font-family="sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
-
-
-def main():
-    sys.stdout.write(picture([json.loads(line) for line in sys.stdin]))
+    return svg(parts, LEFT + WIDTH + 60, bottom + 22)
 
 
 if __name__ == "__main__":
-    main()
+    draw(picture)

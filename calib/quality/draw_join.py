@@ -4,16 +4,12 @@
 as an SVG. The lines are of one method.
 """
 
-import json
 import math
-import sys
 
-from draw import text
+from draw import draw, svg, text
 
 LEFT, TOP, WIDTH, HEIGHT = 60, 40, 560, 260
 COLOURS = {"joined": "#d94801", "joined-dense-tail": "#2171b5", "alone": "#555555"}
-
-
 TICKS = [digit * 10.0**power for power in range(-9, 3) for digit in (1, 2, 5)]
 
 
@@ -39,7 +35,6 @@ def picture(rows):
         return LEFT + WIDTH * distance / end, bottom - HEIGHT * (power - lowest) / (highest - lowest)
 
     parts = [
-        '<rect width="100%" height="100%" fill="white"/>',
         text(LEFT, 14, f"KL to BF16 of {rows[0]['method']}, nats a token, by tokens since the end of the prefix"),
     ]
     for mark in marks:
@@ -57,14 +52,8 @@ def picture(rows):
         x = LEFT + 160 * index
         parts.append(f'<path d="M{x} 26h16" stroke="{colour}" stroke-width="2"/>')
         parts.append(text(x + 20, 30, mode.replace("-", ", ", 1).replace("-", " ")))
-    size = f'width="{LEFT + WIDTH + 20}" height="{bottom + 24}"'
-    style = 'font-family="sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
-
-
-def main():
-    sys.stdout.write(picture([json.loads(line) for line in sys.stdin]))
+    return svg(parts, LEFT + WIDTH + 20, bottom + 24)
 
 
 if __name__ == "__main__":
-    main()
+    draw(picture)
