@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
+#define XXH_NO_PREFETCH /* it reaches beyond a page, where gcc 13 sees an array overrun */
 #include <xxhash.h>
 
 #include "oscar/geometry.h"
