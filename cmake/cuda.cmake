@@ -32,8 +32,12 @@ function(oscar_cuda_image target name source)
       list(APPEND codes -gencode arch=compute_${architecture},code=sm_${architecture})
     endforeach()
     list(APPEND codes -gencode arch=compute_${newest},code=compute_${newest})
+    set(strict)
+    if(OSCAR_WERROR)
+      set(strict -Werror all-warnings)
+    endif()
     add_custom_command(OUTPUT ${image}
-      COMMAND ${OSCAR_NVCC} -fatbin -std=c++17 -O3 ${ARGN} -Werror all-warnings -Xfatbin -compress-all ${codes}
+      COMMAND ${OSCAR_NVCC} -fatbin -std=c++17 -O3 ${ARGN} ${strict} -Xfatbin -compress-all ${codes}
         -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/proto/include -MD -MF ${image}.d -o ${image} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
       DEPENDS ${source} DEPFILE ${image}.d VERBATIM COMMENT "Building CUDA kernels ${name}")
   endif()
