@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/backend.h"
 #include "proto/cleanup.h"
+#include "proto/half.h"
 
 #define ALIGNMENT 256U
 
@@ -26,7 +27,25 @@ static const void *append(struct image *image, const void *source, size_t bytes)
     return (const void *)(uintptr_t)(image->address + at);
 }
 
-static struct cuda_head append_head(struct image *image, const struct oscar_head_calibration *head, uint32_t d) {
+static const void *append_centre_table(struct image *image, const struct oscar_turns *turns,
+                                       const struct oscar_head_calibration *head) {
+    uint32_t word[CUDA_CENTRE_TABLE_WORDS] = {0};
+    if (head->pairs == 0)
+        return NULL;
+    for (uint32_t i = 0; i < CUDA_CENTRE_TABLE_WORDS; i++) {
+        uint32_t part = i % 4, lane = i / 4 % 32, tile = i / 128 % 4, step = i / 512;
+        uint32_t token = 16 * tile + lane / 4 + 8 * (part % 2), pair = 8 * step + lane % 4 + 4 * (part / 2);
+        if (pair >= head->pairs)
+            continue;
+        const float *turn =
+            turns->row_turn + 2 * ((size_t)token * turns->frequencies + (uint32_t)head->centre_pair[pair]);
+        word[i] = oscar_half_from_float(turn[0]) | (uint32_t)oscar_half_from_float(turn[1]) << 16;
+    }
+    return append(image, word, sizeof(word));
+}
+
+static struct cuda_head append_head(struct image *image, const struct oscar_turns *turns,
+                                    const struct oscar_head_calibration *head, uint32_t d) {
     size_t row = d * sizeof(float);
     struct cuda_head copy = {
         .rotation_k = append(image, head->rotation_k, d * row),
@@ -35,6 +54,7 @@ static struct cuda_head append_head(struct image *image, const struct oscar_head
         .centre_static = append(image, head->centre_static, row),
         .centre_cos = append(image, head->centre_cos, head->pairs * row),
         .centre_sin = append(image, head->centre_sin, head->pairs * row),
+        .centre_table = append_centre_table(image, turns, head),
         .pairs = head->pairs,
         .rank_k = head->rank_k,
         .rank_v = head->rank_v,
@@ -74,7 +94,7 @@ static struct cuda_calibration_view lay_out(struct image *image, const struct os
         .frequencies = turns->frequencies,
     };
     for (uint32_t i = 0; i < count; i++)
-        heads[i] = append_head(image, &calibration->heads[i], calibration->head_dim);
+        heads[i] = append_head(image, turns, &calibration->heads[i], calibration->head_dim);
     if (image->bytes)
         memcpy(image->bytes + heads_at, heads, count * sizeof(*heads));
     summarise(calibration, count, &view);

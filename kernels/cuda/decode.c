@@ -91,7 +91,6 @@ int cuda_decode_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_imp
         .slices = (const struct cuda_decode_slice *)(batch->decode_plan + cuda_decode_starts_bytes(shape)),
         .heads = view->heads + (size_t)args->layer * geometry->kv_heads,
         .page_turn = view->page_turn,
-        .row_turn = view->row_turn,
         .q = (uintptr_t)args->q,
         .out = (uintptr_t)args->out,
         .lse = (uintptr_t)args->lse,

@@ -15,6 +15,12 @@
 #include "kernels/cuda/decode_merge.cuh"
 #include "kernels/cuda/decode_packed.cuh"
 
+struct block_notes {
+    struct segment prepared[CUDA_DECODE_MOST_QUERIES]; /* those whose queries are prepared; of no item: none */
+    uint32_t first_from, first_to, last_from, last_to; /* of the slice */
+};
+static_assert(sizeof(struct block_notes) == CUDA_DECODE_BLOCK_NOTES_BYTES, "as the host counts them");
+
 /* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: rings, each slot with its barrier and tag behind it, queries, table, notes. */
 template <int D, int C, int P> struct shared_plan {
     uint32_t warps, stages;
@@ -30,9 +36,8 @@ template <int D, int C, int P> struct shared_plan {
         return reinterpret_cast<struct notes *>(block_memory() + (table() + CUDA_DECODE_TABLE_BYTES(P) - base())) +
                warp;
     }
-    /* The segments whose queries are prepared; without one it is that of no item. */
-    __device__ __forceinline__ struct segment *prepared() const {
-        return reinterpret_cast<struct segment *>(notes(CUDA_DECODE_MAX_WARPS));
+    __device__ __forceinline__ struct block_notes *block_notes() const {
+        return reinterpret_cast<struct block_notes *>(notes(CUDA_DECODE_MAX_WARPS));
     }
 };
 
@@ -79,7 +84,7 @@ static __device__ __forceinline__ void finish_block(const struct cuda_decode_par
                                                     const shared_plan<D, C, P> &plan, uint32_t kv_head,
                                                     uint32_t slice) {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    const struct cuda_decode_slice spans = params.slices[slice];
+    const struct block_notes spans = *plan.block_notes();
     struct segment segment = {0, 0};
     uint32_t slot = 0;
     if (lane < 2 * plan.warps) {
@@ -100,7 +105,7 @@ static __device__ __forceinline__ void finish_block(const struct cuda_decode_par
         const struct segment of = {__shfl_sync(WARP_LANES, segment.item, leader),
                                    __shfl_sync(WARP_LANES, segment.block, leader)};
         /* Only a slice's first and last segment extend beyond it. */
-        const bool first = same_segment(of, plan.prepared()[0]);
+        const bool first = same_segment(of, spans.prepared[0]);
         const uint32_t from = first ? spans.first_from : later ? slice : spans.last_from;
         const uint32_t to = first ? spans.first_to : later ? slice : spans.last_to;
         for (int c = 0; c < C; c++, task++)
@@ -115,20 +120,8 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
     const uint32_t ring = plan.ring(warp);
     struct notes &notes = *plan.notes(warp);
     auto slot_at = [&](uint32_t i) { return ring + i * CUDA_DECODE_RING_SLOT_BYTES(D); };
-    auto tag_of = [&](uint32_t at) { return load_shared(at + CUDA_DECODE_SLOT_BYTES(D) + 8); };
-    /* By one lane: where each opened its own, nvcc 13.0 used the stack pointer's register for the addresses. */
-    if (lane == 0)
-        for (uint32_t i = 0; i < plan.stages; i++) {
-#if CUDA_BULK_COPIES
-            barrier_open(slot_at(i) + CUDA_DECODE_SLOT_BYTES(D));
-#endif
-            store_shared(slot_at(i) + CUDA_DECODE_SLOT_BYTES(D) + 8, UNIT_PARITY);
-        }
-#if CUDA_BULK_COPIES
-    if (lane == 0)
-        barriers_opened();
-#endif
-    __syncwarp();
+    auto tag_of = [&](uint32_t at) { return load_shared(slot_tag<D>(at)); };
+    ring_open<D>(ring, plan.stages);
 
     for (uint32_t work = blockIdx.x; work < params.kv_heads * params.slice_count; work += gridDim.x) {
         const uint32_t kv_head = work / params.slice_count, slice = work % params.slice_count;
@@ -149,55 +142,44 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
         /* Where the segment's query is prepared; 0: nowhere. */
         auto area_of = [&](const struct segment &segment) -> uint32_t {
             for (uint32_t i = 0; i < CUDA_DECODE_QUERIES(C); i++)
-                if (same_segment(segment, plan.prepared()[i]))
+                if (same_segment(segment, plan.block_notes()->prepared[i]))
                     return plan.queries(i);
             return 0;
         };
 
+        centre<C, P> centre;
         uint32_t left; /* units to sum up */
         {
-            /* Every lane looks at one warp's start. The segments with which most warps begin are prepared together. */
-            const struct cuda_decode_start start = params.starts[slice * plan.warps + min(lane, plan.warps - 1)];
-            if (__all_sync(WARP_LANES, start.units == 0))
+            const struct cuda_decode_start start = params.starts[slice * plan.warps + warp];
+            const struct cuda_decode_slice &of = params.slices[slice];
+            const struct cuda_head &head = params.heads[kv_head];
+            if (of.query[0].item == CUDA_DECODE_NO_ITEM)
                 continue;
-            const struct segment first = {__shfl_sync(WARP_LANES, start.item, 0),
-                                          __shfl_sync(WARP_LANES, start.block, 0)};
-            const struct segment own = {__shfl_sync(WARP_LANES, start.item, warp),
-                                        __shfl_sync(WARP_LANES, start.block, warp)};
-            const uint32_t others =
-                __ballot_sync(WARP_LANES, start.units > 0 && !same_segment({start.item, start.block}, first));
-            const int from = others ? __ffs(static_cast<int>(others)) - 1 : 0;
-            const struct segment other = {__shfl_sync(WARP_LANES, start.item, from),
-                                          __shfl_sync(WARP_LANES, start.block, from)};
-            const bool two = CUDA_DECODE_QUERIES(C) > 1 && others != 0;
-            const uint32_t unit = __shfl_sync(WARP_LANES, start.unit, warp), tasks = (two ? 2U : 1U) * C;
-            left = __shfl_sync(WARP_LANES, start.units, warp);
-            notes.whole = unit == 0;
-            notes.to_come = own;
-            notes.unit_to_come = unit;
-            notes.now = own;
-            notes.slot[0] = notes.slot[1] = 0;
-            __syncwarp();
-            auto read = [&](uint32_t task) {
-                const struct segment &of = task < C ? first : other;
-                return column_read<D, C>(params, kv_head, of.item, of.block, task % C);
-            };
+            const bool two = CUDA_DECODE_QUERIES(C) > 1 && of.query[1].item != CUDA_DECODE_NO_ITEM;
+            const uint32_t tasks = (two ? 2U : 1U) * C;
+            auto read = [&](uint32_t task) { return column_read<D>(params, kv_head, of.query[task / C], task % C); };
             /* What a query needs is asked for before the pages, behind which it would wait. It is made while they come, but
              * where a matrix must be read for it. */
-            const struct cuda_head &head = params.heads[kv_head];
             struct raw_column<D> raw = {};
             if (warp < tasks) {
                 raw = read(warp);
-                centre_prefetch<D>(head, warp, min(plan.warps, tasks));
+                centre_prefetch<D, P>(head, warp, min(plan.warps, tasks));
             }
+            left = __shfl_sync(WARP_LANES, start.units, 0); /* in a register of the warp */
+            notes.whole = start.unit == 0;
+            notes.to_come = notes.now = {start.item, start.block};
+            notes.unit_to_come = start.unit;
+            notes.slot[0] = notes.slot[1] = 0;
+            __syncwarp();
             feed.left = left;
             if (left > 0)
                 feed_look<D, C>(feed, params, record, notes);
-            if (threadIdx.x == 0) {
-                plan.prepared()[0] = first;
-                if (CUDA_DECODE_QUERIES(C) > 1)
-                    plan.prepared()[1] = two ? other : segment{0xFFFFFFFF, 0};
-            }
+            if (threadIdx.x == 0)
+                *plan.block_notes() = {{{of.query[0].item, of.query[0].block}, {of.query[1].item, of.query[1].block}},
+                                       of.first_from,
+                                       of.first_to,
+                                       of.last_from,
+                                       of.last_to};
             const uint32_t pages_in = head.rotation_k ? 1 : 0;
 #pragma unroll 1
             for (uint32_t step = 0; step < 2; step++) {
@@ -213,13 +195,15 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                     }
                 }
             }
-            if constexpr (P > 0)
-                table_fill<P>(params, params.heads[kv_head], plan.table());
+            if constexpr (P > 0) {
+                table_fill<P>(head, plan.table());
+                centre_open<C, P>(centre, head);
+                centre_ask<C, P>(centre, params, (tag_of(ring) & UNIT_POSITION) / 64);
+            }
         }
         __syncthreads();
 
         query<D, C> query;
-        centre<C, P> centre;
         state<D, C> state;
         /* Begins with the segment in the notes. */
         auto enter = [&]() {
@@ -242,61 +226,66 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
 #if !CUDA_BULK_COPIES
         uint32_t behind = plan.stages - 1; /* copies that may be on their way when the oldest one has come */
 #endif
-        if (left > 0)
+        while (left > 0) {
             enter();
-        centre_open<C, P>(centre, params, params.heads[kv_head]);
-        for (; left > 0; left--, slot = ring_after(order, slot)) {
-            const uint32_t at = slot_at(slot), tag = tag_of(at), position = tag & UNIT_POSITION;
-            if (P > 0 && tag < UNIT_EMPTY)
-                centre_fetch<C, P>(centre, params, position / 64);
+            uint32_t at, tag;
+            for (;; slot = ring_after(order, slot)) {
+                at = slot_at(slot);
+                tag = tag_of(at);
+                const uint32_t position = tag & UNIT_POSITION;
 #if CUDA_BULK_COPIES
-            barrier_wait(at + CUDA_DECODE_SLOT_BYTES(D), tag / UNIT_PARITY & 1);
+                barrier_wait(at + CUDA_DECODE_SLOT_BYTES(D), tag / UNIT_PARITY & 1);
 #else
-            copies_wait(behind);
-            __syncwarp();
-#endif
-            if (tag < UNIT_EMPTY)
-                attend_packed<D, C, P>(state, query, centre, plan.table(), at, shared_address(&notes.sight), position,
-                                       tag & UNIT_CUT);
-            else if (tag & UNIT_DENSE)
-                attend_dense<D, C>(state, query, at, shared_address(&notes.sight), position);
-            __syncwarp();
-
-            if ((tag & UNIT_LAST) || left == 1) {
-                park<D, C>(state, at);
+                copies_wait(behind);
                 __syncwarp();
-                const bool stays = !(tag & UNIT_LAST) || !notes.whole;
-                if (stays) {
-                    const int part = tag & UNIT_LAST ? 0 : 1;
-                    if (lane == 0) {
-                        notes.parked[part] = notes.now;
-                        notes.slot[part] = at;
-                    }
-                    for (uint32_t i = 0; i < plan.stages; i++)
-                        if (ring_after(order, i) == slot)
-                            order ^= (slot ^ ring_after(order, slot)) << (4 * i);
-#if !CUDA_BULK_COPIES
-                    behind--;
 #endif
-                } else {
-                    for (int c = 0; c < C; c++)
-                        finish_parts<D, C>(params, kv_head, slice, slice, slice, notes.now.item, notes.now.block, c, 1,
-                                           at);
-                }
+                if (P > 0 && tag < UNIT_EMPTY)
+                    centre_turn<C, P>(centre, params, position / 64);
+                if (P > 0) /* of a slot that waits to be filled, some page */
+                    centre_ask<C, P>(centre, params, (tag_of(slot_at(ring_after(order, slot))) & UNIT_POSITION) / 64);
+                if (tag < UNIT_EMPTY)
+                    attend_packed<D, C, P>(state, query, centre, plan.table(), at, shared_address(&notes.sight),
+                                           position, tag & UNIT_CUT);
+                else if (tag & UNIT_DENSE)
+                    attend_dense<D, C>(state, query, at, shared_address(&notes.sight), position);
                 __syncwarp();
-                copies_follow_stores();
-                if (left > 1) {
-                    const struct segment next = next_segment<C>(params, notes.now);
-                    __syncwarp();
-                    notes.now = next;
-                    notes.whole = 1;
-                    __syncwarp();
-                    enter();
-                }
-                if (stays)
-                    continue;
+                left--;
+                if ((tag & UNIT_LAST) || left == 0)
+                    break;
+                fill(at, tag);
             }
-            fill(at, tag);
+
+            park<D, C>(state, at);
+            __syncwarp();
+            const bool stays = !(tag & UNIT_LAST) || !notes.whole;
+            if (stays) {
+                const int part = tag & UNIT_LAST ? 0 : 1;
+                if (lane == 0) {
+                    notes.parked[part] = notes.now;
+                    notes.slot[part] = at;
+                }
+                for (uint32_t i = 0; i < plan.stages; i++)
+                    if (ring_after(order, i) == slot)
+                        order ^= (slot ^ ring_after(order, slot)) << (4 * i);
+#if !CUDA_BULK_COPIES
+                behind--;
+#endif
+            } else {
+                for (int c = 0; c < C; c++)
+                    finish_parts<D, C>(params, kv_head, slice, slice, slice, notes.now.item, notes.now.block, c, 1, at);
+            }
+            __syncwarp();
+            copies_follow_stores();
+            if (left > 0) {
+                const struct segment next = next_segment<C>(params, notes.now);
+                __syncwarp();
+                notes.now = next;
+                notes.whole = 1;
+                __syncwarp();
+                if (!stays)
+                    fill(at, tag);
+                slot = ring_after(order, slot);
+            }
         }
         __syncthreads();
         finish_block<D, C, P>(params, plan, kv_head, slice);

@@ -13,7 +13,6 @@
 template <int C, int P> struct centre {
     static constexpr int steps = P / 8, own = steps * (C / 4);
     float2 base[own > 0 ? own : 1]; /* (a, b) of the pairs that the lane turns */
-    float2 turn[own > 0 ? own : 1]; /* of the page to come */
     int frequency[own > 0 ? own : 1];
     uint32_t high[own > 0 ? own : 1][C / 4], low[own > 0 ? own : 1][C / 4];
 };
@@ -34,8 +33,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void centre_loa
 
 /* Which turns the lane needs. */
 template <int C, int P>
-static __device__ __forceinline__ void centre_open(centre<C, P> &centre, const struct cuda_decode_params &params,
-                                                   const struct cuda_head &head) {
+static __device__ __forceinline__ void centre_open(centre<C, P> &centre, const struct cuda_head &head) {
 #pragma unroll
     for (int i = 0; i < centre.own; i++) {
         int pair = own_pair<C>(i);
@@ -43,23 +41,31 @@ static __device__ __forceinline__ void centre_open(centre<C, P> &centre, const s
     }
 }
 
-/* Asks for the turns of a page. */
+/* Where the table has the turn of the lane's i-th pair to a page. */
 template <int C, int P>
-static __device__ __forceinline__ void centre_fetch(centre<C, P> &centre, const struct cuda_decode_params &params,
-                                                    uint32_t page) {
-    const float2 *turns =
-        reinterpret_cast<const float2 *>(params.page_turn) + static_cast<uint64_t>(page) * params.frequencies;
-#pragma unroll
-    for (int i = 0; i < centre.own; i++)
-        centre.turn[i] = __ldg(turns + centre.frequency[i]);
+static __device__ __forceinline__ const float2 *turn_at(const centre<C, P> &centre,
+                                                        const struct cuda_decode_params &params, int i, uint32_t page) {
+    return reinterpret_cast<const float2 *>(params.page_turn) +
+           (static_cast<uint64_t>(page) * params.frequencies + centre.frequency[i]);
 }
 
-/* B of this page. */
-template <int C, int P> static __device__ __forceinline__ void centre_turn(centre<C, P> &centre) {
+/* Asks for a page's turns to lie in the first-level cache: in registers they would take those of the sums. */
+template <int C, int P>
+static __device__ __forceinline__ void centre_ask(const centre<C, P> &centre, const struct cuda_decode_params &params,
+                                                  uint32_t page) {
+#pragma unroll
+    for (int i = 0; i < centre.own; i++)
+        prefetch_line(turn_at(centre, params, i, page));
+}
+
+/* Makes B of a page. */
+template <int C, int P>
+static __device__ __forceinline__ void centre_turn(centre<C, P> &centre, const struct cuda_decode_params &params,
+                                                   uint32_t page) {
     bool odd = threadIdx.x & 4;
 #pragma unroll
     for (int i = 0; i < centre.own; i++) {
-        float2 from = centre.base[i], by = centre.turn[i];
+        float2 from = centre.base[i], by = __ldg(turn_at(centre, params, i, page));
         float c = fmaf(from.x, by.x, from.y * by.y), s = fmaf(from.y, by.x, -(from.x * by.y));
         uint32_t high = half_pair(c, s);
         float2 kept = half_floats(high);
@@ -92,19 +98,10 @@ static __device__ __forceinline__ void centre_tile(const centre<C, P> &centre, u
     }
 }
 
-/* The table of a head: [step][tile][lane] A fragments. Called by all threads of a block. */
-template <int P>
-static __device__ __forceinline__ void table_fill(const struct cuda_decode_params &params, const struct cuda_head &head,
-                                                  uint32_t table) {
-    for (int i = threadIdx.x; i < 64 * P; i += blockDim.x) {
-        int part = i & 3, lane = i >> 2 & 31, tile = i >> 7 & 3, step = i >> 9;
-        int token = tile * 16 + lane / 4 + 8 * (part & 1), pair = 8 * step + (lane & 3) + 4 * (part >> 1);
-        float2 turn = make_float2(0.0F, 0.0F);
-        if (pair < head.pairs)
-            turn = __ldg(reinterpret_cast<const float2 *>(params.row_turn) + token * params.frequencies +
-                         head.centre_pair[pair]);
-        store_shared(table + 4 * i, half_pair(turn.x, turn.y));
-    }
+/* Copies the head's table to shared memory; called by all threads of a block. */
+template <int P> static __device__ __forceinline__ void table_fill(const struct cuda_head &head, uint32_t table) {
+    for (uint32_t i = threadIdx.x; i < CUDA_DECODE_TABLE_BYTES(P) / 4; i += blockDim.x)
+        store_shared(table + 4 * i, head.centre_table ? __ldg(head.centre_table + i) : 0U);
 }
 
 #endif

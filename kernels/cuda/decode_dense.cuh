@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * 8 tokens of a dense page in a slot of shared memory: 8 rows of K, then 8 of V, a little apart so that no two rows begin in the same
- * bank. q is the fixed point of packed pages, whose bytes BF16 holds; probabilities enter in two BF16 terms.
+ * 8 tokens of a dense page in a slot of shared memory: 8 rows of K, then 8 of V, as they lie in the page. Rows begin in the same
+ * bank, but set apart each would be a copy of its own, and 16 small copies cost more. q is the fixed point of packed
+ * pages, whose bytes BF16 holds; probabilities enter in two BF16 terms.
  */
 #ifndef OSCAR_KERNELS_CUDA_DECODE_DENSE_CUH
 #define OSCAR_KERNELS_CUDA_DECODE_DENSE_CUH
@@ -9,10 +10,6 @@
 #include "kernels/cuda/decode_state.cuh"
 
 #define HIGHEST_DENSE 60.0F /* of the log2 of a probability relative to the reference: BF16 has room */
-
-template <int D> struct dense_slot {
-    static constexpr int k_pitch = 2 * D + 32, v_pitch = 2 * D + 16, v = CUDA_DECODE_TILE * k_pitch;
-};
 
 /* Two signed bytes in the low bytes of two half words, as BF16. 7 bits added to the exponent of 128 give 128 + x; the sign bit
  * does the same to what is taken off. */
@@ -28,12 +25,12 @@ template <int D, int C>
 static __device__ __forceinline__ void attend_dense(state<D, C> &state, const query<D, C> &query, uint32_t slot,
                                                     uint32_t sights, uint32_t position) {
     constexpr int columns = C / 4, tiles = D / 16;
-    using shape = dense_slot<D>;
+    constexpr int pitch = 2 * D, values = CUDA_DECODE_TILE * pitch; /* bytes */
     const int lane = static_cast<int>(rare_lane()), g = lane >> 2, t = lane & 3;
     float c[columns][4] = {};
 #pragma unroll
     for (int block = 0; block < D / 16; block++) {
-        uint2 k = load_shared2(slot + g * shape::k_pitch + 32 * block + 8 * t);
+        uint2 k = load_shared2(slot + g * pitch + 32 * block + 8 * t);
 #pragma unroll
         for (int n = 0; n < columns; n++) {
             uint32_t bytes = query.word[n][block];
@@ -82,7 +79,7 @@ static __device__ __forceinline__ void attend_dense(state<D, C> &state, const qu
     for (int i = 0; i < tiles; i += 2) {
         uint32_t v[4];
         int dim = dim_of<D>(i, 0) + (D == 64 ? 8 * (matrix >> 1) + 32 * (matrix & 1) : 8 * matrix);
-        load_transposed(v, slot + shape::v + (lane & 7) * shape::v_pitch + 2 * dim);
+        load_transposed(v, slot + values + (lane & 7) * pitch + 2 * dim);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             float fresh[4] = {};

@@ -58,8 +58,30 @@ static __device__ __forceinline__ struct segment next_segment(const struct cuda_
 #define UNIT_PARITY 0x08000000U /* of the phase of the slot's barrier that its copy ends */
 #define UNIT_POSITION 0x07FFFFFFU
 
-/* Of 32 units at a time each lane knows one, and it is the one that asks for its copy. The lane is counted from the end: that of the
- * warp's last unit is 0. */
+/* Behind a slot's bytes lie the barrier of its copies and the tag of its unit. */
+template <int D> static __device__ __forceinline__ uint32_t slot_tag(uint32_t slot) {
+    return slot + CUDA_DECODE_SLOT_BYTES(D) + 8;
+}
+
+/* Opens the barriers of a ring; called by all lanes of its warp, once. By one lane: where each opened its own slot, nvcc 13.0 used the stack
+ * pointer's register for the addresses. */
+template <int D> static __device__ __forceinline__ void ring_open(uint32_t ring, uint32_t slots) {
+    if ((threadIdx.x & 31) == 0) {
+        for (uint32_t i = 0; i < slots; i++) {
+            const uint32_t slot = ring + i * CUDA_DECODE_RING_SLOT_BYTES(D);
+#if CUDA_BULK_COPIES
+            barrier_open(slot + CUDA_DECODE_SLOT_BYTES(D));
+#endif
+            store_shared(slot_tag<D>(slot), UNIT_PARITY);
+        }
+#if CUDA_BULK_COPIES
+        barriers_opened();
+#endif
+    }
+    __syncwarp();
+}
+
+/* Of 32 units at a time each lane knows one. The lane is counted from the end: that of the warp's last unit is 0. */
 struct feed {
     uint64_t from; /* address of the lane's unit */
     uint32_t tag;
@@ -109,39 +131,37 @@ static __device__ __forceinline__ void feed_look(feed &feed, const struct cuda_d
 
 /* Copies the next unit into a slot that held one of tag `before`. */
 template <int D> static __device__ __forceinline__ void feed_slot(feed &feed, uint32_t slot, uint32_t before) {
-    using shape = dense_slot<D>;
-    const uint32_t lane = threadIdx.x & 31, asks = --feed.left % 32, barrier = slot + CUDA_DECODE_SLOT_BYTES(D);
+    constexpr uint32_t rows =
+        CUDA_DECODE_TILE * 2 * D; /* bytes of a dense unit's K, and of its V, 64 rows further on */
+    const uint32_t asks = --feed.left % 32;
+    const uint64_t from = __shfl_sync(WARP_LANES, feed.from, asks);
+    const uint32_t tag = __shfl_sync(WARP_LANES, feed.tag, asks);
 #if CUDA_BULK_COPIES
-    if (lane == asks) {
-        store_shared(barrier + 8, feed.tag | (~before & UNIT_PARITY));
-        if (feed.tag < UNIT_EMPTY) {
+    const uint32_t barrier = slot + CUDA_DECODE_SLOT_BYTES(D);
+    if (one_lane()) {
+        store_shared(slot_tag<D>(slot), tag | (~before & UNIT_PARITY));
+        if (tag < UNIT_EMPTY) {
             barrier_expect(barrier, CUDA_DECODE_SLOT_BYTES(D));
-            copy_bulk(slot, feed.from, CUDA_DECODE_SLOT_BYTES(D), barrier);
-        } else if (feed.tag & UNIT_DENSE) {
-            barrier_expect(barrier, CUDA_DECODE_TILE * 4 * D);
-#pragma unroll 1
-            for (uint32_t token = 0; token < CUDA_DECODE_TILE; token++) {
-                uint64_t from = feed.from + token * (2 * D);
-                copy_bulk(slot + token * shape::k_pitch, from, 2 * D, barrier);
-                copy_bulk(slot + shape::v + token * shape::v_pitch, from + 128 * D, 2 * D, barrier);
-            }
+            copy_bulk(slot, from, CUDA_DECODE_SLOT_BYTES(D), barrier);
+        } else if (tag & UNIT_DENSE) {
+            barrier_expect(barrier, 2 * rows);
+            copy_bulk(slot, from, rows, barrier);
+            copy_bulk(slot + rows, from + 128 * D, rows, barrier);
         } else {
             barrier_expect(barrier, 0);
         }
     }
 #else
-    const uint64_t from = __shfl_sync(WARP_LANES, feed.from, asks);
-    const uint32_t tag = __shfl_sync(WARP_LANES, feed.tag, asks);
+    const uint32_t lane = threadIdx.x & 31;
     if (lane == 0)
-        store_shared(barrier + 8, tag);
+        store_shared(slot_tag<D>(slot), tag);
     if (tag < UNIT_EMPTY)
         for (uint32_t at = 16 * lane; at < CUDA_DECODE_SLOT_BYTES(D); at += 512)
             copy_16(slot + at, from + at);
     else if (tag & UNIT_DENSE)
-        for (uint32_t at = 16 * lane; at < CUDA_DECODE_TILE * 2 * D; at += 512) {
-            uint32_t token = at / (2 * D), in_row = at % (2 * D);
-            copy_16(slot + token * shape::k_pitch + in_row, from + at);
-            copy_16(slot + shape::v + token * shape::v_pitch + in_row, from + 128 * D + at);
+        for (uint32_t at = 16 * lane; at < rows; at += 512) {
+            copy_16(slot + at, from + at);
+            copy_16(slot + rows + at, from + 128 * D + at);
         }
 #endif
 }

@@ -282,12 +282,11 @@ static __device__ __forceinline__ float weigh(const state<D, C> &state, const qu
 
 /* A packed page from `position` on; `cut`: not all columns see all of it. */
 template <int D, int C, int P>
-static __device__ __forceinline__ void attend_packed(state<D, C> &state, const query<D, C> &query, centre<C, P> &centre,
-                                                     uint32_t table, uint32_t slot, uint32_t sights, uint32_t position,
-                                                     bool cut) {
+static __device__ __forceinline__ void attend_packed(state<D, C> &state, const query<D, C> &query,
+                                                     const centre<C, P> &centre, uint32_t table, uint32_t slot,
+                                                     uint32_t sights, uint32_t position, bool cut) {
     const float highest = static_cast<float>(1 << static_cast<int>(HIGHEST));
     weights<C> weights;
-    centre_turn<C, P>(centre);
     for (bool moved = false;; moved = true) {
         float greatest = cut ? weigh<D, C, P, true>(state, query, centre, table, slot, sights, position, weights)
                              : weigh<D, C, P, false>(state, query, centre, table, slot, sights, position, weights);

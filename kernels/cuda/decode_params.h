@@ -11,6 +11,9 @@
 /* Of a block; d = head size, c = columns: the fewer, the more registers each has. */
 #define CUDA_DECODE_WARPS(d, c) ((d) == 256 ? 8U : (c) == 8 ? 12U : 16U)
 #define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
+#define CUDA_DECODE_MOST_COLUMNS 8 /* of a segment */
+#define CUDA_DECODE_MOST_QUERIES 2
+#define CUDA_DECODE_QUERIES(c) ((c) == 4 ? 2U : 1U) /* segments whose queries a block prepares together */
 
 /* Where a warp's units begin, and how many they are. */
 struct cuda_decode_start {
@@ -18,9 +21,20 @@ struct cuda_decode_start {
     uint32_t unit, units;
 };
 
-/* The slices over which the segments of a slice's first and last unit extend. */
+/* A segment whose query a block prepares, with all that is to know to read it: what would be read first is far away. */
+struct cuda_decode_query {
+    uint32_t item, block; /* item CUDA_DECODE_NO_ITEM: there is none */
+    uint32_t columns;     /* that query rows stand for */
+    uint32_t padding;
+    int64_t head_stride;                      /* of q, in elements */
+    int64_t column[CUDA_DECODE_MOST_COLUMNS]; /* where the columns of KV head 0 begin in q, in elements */
+};
+#define CUDA_DECODE_NO_ITEM 0xFFFFFFFFU
+
 struct cuda_decode_slice {
-    uint32_t first_from, first_to, last_from, last_to;
+    uint32_t first_from, first_to, last_from,
+        last_to; /* slices over which the segments of its first and last unit extend */
+    struct cuda_decode_query query[CUDA_DECODE_MOST_QUERIES]; /* the segments with which most of its warps begin */
 };
 
 struct cuda_decode_params {
@@ -28,7 +42,7 @@ struct cuda_decode_params {
     const struct cuda_decode_start *starts; /* [slices][warps] */
     const struct cuda_decode_slice *slices; /* [slices] */
     const struct cuda_head *heads;          /* of the layer: [kv_heads] */
-    const float *page_turn, *row_turn;      /* of the calibration */
+    const float *page_turn;                 /* of the calibration */
     uint64_t q, out;                        /* addresses; 0: offsets count from there */
     uint64_t lse;                           /* address; unused where has_lse is 0 */
     float *partials;          /* [kv_heads][slices][2][columns]{o [d], m, l, padding to a multiple of 4} */
@@ -48,13 +62,13 @@ struct cuda_decode_params {
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
 #define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
 #define CUDA_DECODE_QUERY_BYTES(d, c, p) (2U * (c) * (d) + 12U * (c) + 8U * (c) * (p))
-#define CUDA_DECODE_QUERIES(c) ((c) == 4 ? 2U : 1U) /* segments whose queries a block prepares together */
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
-#define CUDA_DECODE_NOTES_BYTES 64U /* of a warp */
+#define CUDA_DECODE_NOTES_BYTES 64U       /* of a warp */
+#define CUDA_DECODE_BLOCK_NOTES_BYTES 32U /* of a block */
 #define CUDA_DECODE_SHARED_BYTES(d, c, p, warps, stages)                                                               \
     ((warps) * (stages)*CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                                  \
      CUDA_DECODE_QUERIES(c) * CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES +     \
-     16U)
+     CUDA_DECODE_BLOCK_NOTES_BYTES)
 
 /* Floats of one column's partial result. */
 #define CUDA_DECODE_PARTIAL_FLOATS(d) ((d) + 4U)

@@ -79,6 +79,33 @@ static struct cuda_decode_start start_at(struct walk *walk, uint64_t unit, uint6
                                       .units = (uint32_t)(end - unit)};
 }
 
+static struct cuda_decode_query query_of(const struct walk *walk, const struct cuda_decode_start *start) {
+    const struct cuda_batch_item *item = &walk->item[start->item];
+    uint32_t columns = walk->shape->columns, first = start->block * columns, all = item->rows * walk->group;
+    struct cuda_decode_query query = {.item = start->item,
+                                      .block = start->block,
+                                      .columns = smaller(all - first, columns),
+                                      .head_stride = item->q_head_stride};
+    for (uint32_t c = 0; c < query.columns; c++)
+        query.column[c] = item->q_offset + (int64_t)((first + c) / walk->group) * item->q_row_stride +
+                          (int64_t)((first + c) % walk->group) * item->q_head_stride;
+    return query;
+}
+
+static bool same_segment(const struct cuda_decode_start *a, const struct cuda_decode_start *b) {
+    return a->item == b->item && a->block == b->block;
+}
+
+/* The first segment with which a warp of the slice begins, and the next one that is another. */
+static void choose_queries(const struct walk *walk, const struct cuda_decode_start *start,
+                           struct cuda_decode_query query[CUDA_DECODE_MOST_QUERIES]) {
+    query[0] = query_of(walk, start);
+    query[1].item = CUDA_DECODE_NO_ITEM;
+    for (uint32_t w = 1; w < walk->shape->warps && query[1].item == CUDA_DECODE_NO_ITEM; w++)
+        if (start[w].units > 0 && !same_segment(&start[w], start))
+            query[1] = query_of(walk, &start[w]);
+}
+
 /* The slices over which the segment of this unit extends: slice s begins with unit total * s / slices. */
 static void span_at(struct walk *walk, uint64_t unit, uint64_t total, uint32_t slices, uint32_t *ret_from,
                     uint32_t *ret_to) {
@@ -97,14 +124,17 @@ void cuda_decode_plan(const struct cuda_decode_shape *shape, uint32_t group, con
     for (uint32_t i = 0; i < items; i++)
         total += item_units(&walk, &item[i]);
     memset(ret_plan, 0, cuda_decode_plan_bytes(shape));
+    for (uint32_t s = 0; s < shape->slices; s++)
+        slice[s].query[0].item = slice[s].query[1].item = CUDA_DECODE_NO_ITEM;
     /* No slice in the middle of a segment may be empty: it would not arrive. */
     uint32_t slices = total < shape->slices ? (uint32_t)total : shape->slices;
-    for (uint32_t s = 0; s < slices; s++, slice++) {
+    for (uint32_t s = 0; s < slices; s++, slice++, start += shape->warps) {
         uint64_t begin = total * s / slices, end = total * (s + 1) / slices;
         span_at(&walk, begin, total, slices, &slice->first_from, &slice->first_to);
         for (uint32_t w = 0; w < shape->warps; w++)
-            *start++ = start_at(&walk, begin + (end - begin) * w / shape->warps,
+            start[w] = start_at(&walk, begin + (end - begin) * w / shape->warps,
                                 begin + (end - begin) * (w + 1) / shape->warps);
+        choose_queries(&walk, start, slice->query);
         span_at(&walk, end - 1, total, slices, &slice->last_from, &slice->last_to);
     }
 }

@@ -167,38 +167,53 @@ static __device__ __forceinline__ void column_centre(const struct cuda_decode_pa
 /* A column's elements as the worker has them; those of one that no query stands for are zero. */
 template <int D> struct raw_column { uint16_t element[row<D>::values]; };
 
+/* The column that begins at an element of q. */
+template <int D>
+static __device__ __forceinline__ raw_column<D> column_load(const struct cuda_decode_params &params, int64_t first) {
+    const uint16_t *own =
+        reinterpret_cast<const uint16_t *>(element_address(params.q, first + row<D>::own(rare_lane())));
+    raw_column<D> raw;
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        raw.element[i] = __ldg(own + i / 4 * 128 + i % 4);
+    return raw;
+}
+
 /* Column c of segment (item, block) of KV head `kv_head`. */
 template <int D, int C>
 static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_decode_params &params, uint32_t kv_head,
                                                             uint32_t item_index, uint32_t block, int c) {
     const struct cuda_batch_item &item = params.batch.items[item_index];
     uint32_t query = block * C + c;
-    raw_column<D> raw = {};
-    if (query < item.rows * params.group) {
-        int64_t index = item.q_offset + (query / params.group) * item.q_row_stride +
-                        (kv_head * params.group + query % params.group) * item.q_head_stride;
-        const uint16_t *own =
-            reinterpret_cast<const uint16_t *>(element_address(params.q, index + row<D>::own(rare_lane())));
-#pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            raw.element[i] = __ldg(own + i / 4 * 128 + i % 4);
-    }
-    return raw;
+    if (query >= item.rows * params.group)
+        return raw_column<D>{};
+    return column_load<D>(params, item.q_offset + (query / params.group) * item.q_row_stride +
+                                      (kv_head * params.group + query % params.group) * item.q_head_stride);
+}
+
+/* The same of a segment that the plan has prepared. */
+template <int D>
+static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                            const struct cuda_decode_query &query, uint32_t c) {
+    if (c >= query.columns)
+        return raw_column<D>{};
+    return column_load<D>(params, query.column[c] + kv_head * params.group * query.head_stride);
 }
 
 /* Asks for what the centre needs to lie in the first-level cache; `share` of `shares` of it. */
-template <int D>
+template <int D, int P>
 static __device__ __forceinline__ void centre_prefetch(const struct cuda_head &head, uint32_t share, uint32_t shares) {
-    constexpr uint32_t lines = D / 32; /* of 128 bytes, of a vector */
+    auto ask = [&](const void *from, uint32_t bytes) {
+        for (uint32_t at = 128 * (32 * share + rare_lane()); at < bytes; at += 128 * 32 * shares)
+            prefetch_line(static_cast<const uint8_t *>(from) + at);
+    };
     if (!head.centre_static)
         return;
-    for (uint32_t i = 32 * share + rare_lane(); i < (head.pairs + 1) * lines; i += 32 * shares) {
-        if (i < lines) {
-            prefetch_line(head.centre_static + 32 * i);
-        } else {
-            prefetch_line(head.centre_cos + 32 * (i - lines));
-            prefetch_line(head.centre_sin + 32 * (i - lines));
-        }
+    ask(head.centre_static, 4 * D);
+    if (P > 0 && head.pairs > 0) {
+        ask(head.centre_cos, 4 * D * head.pairs);
+        ask(head.centre_sin, 4 * D * head.pairs);
+        ask(head.centre_table, CUDA_DECODE_TABLE_BYTES(P));
     }
 }
 
@@ -256,24 +271,41 @@ static __device__ __forceinline__ void column_write(const column<D> &column, uin
 
 /* --- out --- */
 
-/* A column's result: o and l relative to 2^m. */
-template <int D>
-static __device__ __forceinline__ void finish_column(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                     uint32_t item_index, uint32_t column, float (&o)[row<D>::values],
-                                                     float m, float l) {
+/* Where a column's result belongs. Looked up before it is there: the way is long. */
+struct result_place {
+    bool there;        /* a query stands for the column */
+    uint64_t out, lse; /* addresses */
+    const float *rotation_v;
+};
+
+static __device__ __forceinline__ struct result_place
+result_place_of(const struct cuda_decode_params &params, uint32_t kv_head, uint32_t item_index, uint32_t column) {
     const struct cuda_batch_item &item = params.batch.items[item_index];
-    if (column >= item.rows * params.group)
-        return;
     uint32_t query_row = column / params.group, query_head = kv_head * params.group + column % params.group;
-    uint64_t to = element_address(params.out, item.out_offset + query_row * item.out_row_stride +
-                                                  query_head * item.out_head_stride);
+    return {column < item.rows * params.group,
+            element_address(params.out,
+                            item.out_offset + query_row * item.out_row_stride + query_head * item.out_head_stride),
+            params.lse +
+                sizeof(float) *
+                    (item.lse_offset + static_cast<uint64_t>(query_row) * params.kv_heads * params.group + query_head),
+            params.heads[kv_head].rotation_v};
+}
+
+/* Writes a column's result: o and l relative to 2^m. */
+template <int D>
+static __device__ __forceinline__ void finish_column(const struct cuda_decode_params &params,
+                                                     const struct result_place &place, float (&o)[row<D>::values],
+                                                     float m, float l) {
+    if (!place.there)
+        return;
+    const uint64_t to = place.out;
     const uint32_t lane = rare_lane();
     float inverse = l > 0.0F ? 1.0F / l : 0.0F;
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         o[i] *= inverse;
-    if (const float *matrix = params.heads[kv_head].rotation_v) {
-        rotate_back<D>(matrix, o, [&](int element, float value) {
+    if (place.rotation_v) {
+        rotate_back<D>(place.rotation_v, o, [&](int element, float value) {
             reinterpret_cast<uint16_t *>(to)[element] = static_cast<uint16_t>(worker_pair(value, 0.0F, params.fp16));
         });
     } else {
@@ -295,12 +327,9 @@ static __device__ __forceinline__ void finish_column(const struct cuda_decode_pa
                 }
             }
     }
-    if (lane == 0 && params.has_lse) {
-        uint64_t index =
-            item.lse_offset + static_cast<uint64_t>(query_row) * params.kv_heads * params.group + query_head;
-        reinterpret_cast<float *>(params.lse)[index] =
+    if (lane == 0 && params.has_lse)
+        *reinterpret_cast<float *>(place.lse) =
             l > 0.0F ? (m + log2f(l)) * 0.6931471805599453F : __int_as_float(0xFF800000);
-    }
 }
 
 #endif

@@ -61,6 +61,22 @@ static __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+/* True in one lane of the warp. */
+static __device__ __forceinline__ bool one_lane() {
+#if CUDA_BULK_COPIES
+    uint32_t is;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xFFFFFFFF;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(is));
+    return is != 0;
+#else
+    return rare_lane() == 0;
+#endif
+}
+
 /* Asks for the 128 bytes there to lie in the first-level cache. */
 static __device__ __forceinline__ void prefetch_line(const void *address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));

@@ -17,10 +17,15 @@ struct cuda_head {
     const float *feedback;                /* L [d][d], NULL: nearest */
     const float *centre_static;           /* s' [d], NULL: no centre */
     const float *centre_cos, *centre_sin; /* [pairs][d] */
+    const uint32_t *centre_table; /* decode's: the row turns of its pairs (decode_centre.cuh); NULL: it has none */
     uint32_t pairs;
     uint32_t rank_k, rank_v;
     int32_t centre_pair[CUDA_MAX_PAIRS]; /* index into the frequencies */
 };
+
+/* Words of a centre table, in the order of A fragments: [step of 8 pairs][tile of 16 tokens][lane 4g + t][4]. Word i of a lane is
+ * {cos, sin} in FP16, of token g + 8 (i & 1) of the tile and pair t + 4 (i >> 1) of the step. Pairs beyond the head's are zeros. */
+#define CUDA_CENTRE_TABLE_WORDS (CUDA_MAX_PAIRS / 8 * 4 * 32 * 4)
 
 struct cuda_calibration_view {
     const struct cuda_head *heads; /* [layers * kv_heads] */
