@@ -58,7 +58,7 @@ static void rotate_row(const double *row, const double *rotation, uint32_t d, do
 int centre_make(const struct moments *moments, const struct rope *rope, const int32_t *pair, uint32_t turning,
                 uint32_t pairs, uint32_t d, const double *rotation, float *ret_static, float *ret_cos, float *ret_sin,
                 struct oscar_cause *cause) {
-    _cleanup_free_ double *memory = malloc((size_t)3 * d * sizeof(*memory));
+    _cleanup_free_ double *memory = calloc((size_t)3 * d, sizeof(*memory));
     if (memory == NULL)
         return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for a centre");
     double *still = memory;

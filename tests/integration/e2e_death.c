@@ -276,7 +276,7 @@ static int keep_busy(struct line_pipe *pipe, void *argument) {
     e2e_child();
     struct e2e_worker worker;
     uint64_t random = victim->seed;
-    for (uint64_t round = 0;; round++) {
+    for (;;) {
         struct text text = {0};
         text_append(&text, 7, 192);
         text_append(&text, e2e_random(&random) % 8, 320);
