@@ -127,6 +127,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
         const uint32_t kv_head = work / params.slice_count, slice = work % params.slice_count;
         const uint32_t record = params.first_record + kv_head;
         struct feed feed = {};
+        centre<C, P> centre;
 
         auto fill = [&](uint32_t at, uint32_t before) {
             if (feed.left > 0) {
@@ -139,6 +140,14 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
 #endif
             __syncwarp(); /* all lanes may ask for its tag */
         };
+        /* Notes what the warp's next units belong to. */
+        auto begin = [&](const struct segment &segment) {
+            const struct cuda_batch_item &item = params.batch.items[segment.item];
+            notes.now = segment;
+            notes.sight = {item.tokens - item.rows + 1, item.rows - 1, segment.block * C, params.group};
+        };
+        /* Asks for the turns of the page whose tag is in the slot; of one that waits to be filled, for some page's. */
+        auto fetch = [&](uint32_t at) { centre_fetch<C, P>(centre, params, (tag_of(at) & UNIT_POSITION) / 64); };
         /* Where the segment's query is prepared; 0: nowhere. */
         auto area_of = [&](const struct segment &segment) -> uint32_t {
             for (uint32_t i = 0; i < CUDA_DECODE_QUERIES(C); i++)
@@ -147,7 +156,6 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             return 0;
         };
 
-        centre<C, P> centre;
         uint32_t left; /* units to sum up */
         {
             const struct cuda_decode_start start = params.starts[slice * plan.warps + warp];
@@ -158,8 +166,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             const bool two = CUDA_DECODE_QUERIES(C) > 1 && of.query[1].item != CUDA_DECODE_NO_ITEM;
             const uint32_t tasks = (two ? 2U : 1U) * C;
             auto read = [&](uint32_t task) { return column_read<D>(params, kv_head, of.query[task / C], task % C); };
-            /* What a query needs is asked for before the pages, behind which it would wait. It is made while they come, but
-             * where a matrix must be read for it. */
+            /* Those that make the queries do so first: behind their pages, what they need would wait. */
             struct raw_column<D> raw = {};
             if (warp < tasks) {
                 raw = read(warp);
@@ -167,38 +174,32 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             }
             left = __shfl_sync(WARP_LANES, start.units, 0); /* in a register of the warp */
             notes.whole = start.unit == 0;
-            notes.to_come = notes.now = {start.item, start.block};
+            notes.to_come = {start.item, start.block};
             notes.unit_to_come = start.unit;
             notes.slot[0] = notes.slot[1] = 0;
             __syncwarp();
-            feed.left = left;
-            if (left > 0)
-                feed_look<D, C>(feed, params, record, notes);
             if (threadIdx.x == 0)
                 *plan.block_notes() = {{{of.query[0].item, of.query[0].block}, {of.query[1].item, of.query[1].block}},
                                        of.first_from,
                                        of.first_to,
                                        of.last_from,
                                        of.last_to};
-            const uint32_t pages_in = head.rotation_k ? 1 : 0;
-#pragma unroll 1
-            for (uint32_t step = 0; step < 2; step++) {
-                if (step == pages_in) {
-                    for (uint32_t i = 0; i < plan.stages; i++)
-                        fill(slot_at(i), tag_of(slot_at(i)));
-                } else {
-                    for (uint32_t task = warp; task < tasks; task += plan.warps) {
-                        if (task != warp)
-                            raw = read(task);
-                        column_write<D, C, P>(column_make<D, P>(params, kv_head, raw), plan.queries(task / C),
-                                              task % C);
-                    }
-                }
+            for (uint32_t task = warp; task < tasks; task += plan.warps) {
+                if (task != warp)
+                    raw = read(task);
+                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw), plan.queries(task / C), task % C);
             }
+            feed.left = left;
+            if (left > 0) {
+                feed_look<D, C>(feed, params, record, notes);
+                begin({start.item, start.block});
+            }
+            for (uint32_t i = 0; i < plan.stages; i++)
+                fill(slot_at(i), tag_of(slot_at(i)));
             if constexpr (P > 0) {
                 table_fill<P>(head, plan.table());
                 centre_open<C, P>(centre, head);
-                centre_ask<C, P>(centre, params, (tag_of(ring) & UNIT_POSITION) / 64);
+                fetch(ring);
             }
         }
         __syncthreads();
@@ -215,44 +216,52 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 query_load<D, C, P>(query, area);
                 centre_load<D, C, P>(centre, area);
             }
-            const struct cuda_batch_item &item = params.batch.items[segment.item];
-            const struct sight sight = {item.tokens - item.rows + 1, item.rows - 1, segment.block * C, params.group};
-            notes.sight = sight;
             state_open<D, C>(state);
-            __syncwarp();
         };
 
         uint32_t slot = 0, order = ring_of(plan.stages);
 #if !CUDA_BULK_COPIES
         uint32_t behind = plan.stages - 1; /* copies that may be on their way when the oldest one has come */
 #endif
+        auto await = [&](uint32_t at, uint32_t tag) {
+#if CUDA_BULK_COPIES
+            barrier_wait(at + CUDA_DECODE_SLOT_BYTES(D), tag / UNIT_PARITY & 1);
+#else
+            copies_wait(behind);
+            __syncwarp();
+#endif
+        };
+        const uint32_t table = plan.table(), sights = shared_address(&notes.sight);
         while (left > 0) {
             enter();
-            uint32_t at, tag;
+            uint32_t at = slot_at(slot), tag = tag_of(at);
+            if (tag <
+                UNIT_EMPTY) { /* some tokens tell where the references belong; by the page itself it would be summed up twice */
+                await(at, tag);
+                centre_turn<C, P>(centre);
+                follow<D, C, P>(state, query, centre, table, at, sights, tag & UNIT_POSITION, 1);
+            }
             for (;; slot = ring_after(order, slot)) {
                 at = slot_at(slot);
                 tag = tag_of(at);
-                const uint32_t position = tag & UNIT_POSITION;
-#if CUDA_BULK_COPIES
-                barrier_wait(at + CUDA_DECODE_SLOT_BYTES(D), tag / UNIT_PARITY & 1);
-#else
-                copies_wait(behind);
-                __syncwarp();
-#endif
-                if (P > 0 && tag < UNIT_EMPTY)
-                    centre_turn<C, P>(centre, params, position / 64);
-                if (P > 0) /* of a slot that waits to be filled, some page */
-                    centre_ask<C, P>(centre, params, (tag_of(slot_at(ring_after(order, slot))) & UNIT_POSITION) / 64);
+                const uint32_t following = ring_after(order, slot);
+                await(at, tag);
+                if constexpr (P > 0) {
+                    centre_turn<C, P>(centre);
+                    fetch(slot_at(following));
+                }
                 if (tag < UNIT_EMPTY)
-                    attend_packed<D, C, P>(state, query, centre, plan.table(), at, shared_address(&notes.sight),
-                                           position, tag & UNIT_CUT);
+                    attend_packed<D, C, P>(state, query, centre, table, at, sights, tag & UNIT_POSITION,
+                                           tag & UNIT_CUT);
                 else if (tag & UNIT_DENSE)
-                    attend_dense<D, C>(state, query, at, shared_address(&notes.sight), position);
+                    attend_dense<D, C>(state, query, at, sights, tag & UNIT_POSITION);
                 __syncwarp();
                 left--;
                 if ((tag & UNIT_LAST) || left == 0)
                     break;
                 fill(at, tag);
+                if (P > 0 && following == slot) /* a ring of one slot: only now it is known */
+                    fetch(at);
             }
 
             park<D, C>(state, at);
@@ -279,11 +288,13 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             if (left > 0) {
                 const struct segment next = next_segment<C>(params, notes.now);
                 __syncwarp();
-                notes.now = next;
+                begin(next);
                 notes.whole = 1;
                 __syncwarp();
                 if (!stays)
                     fill(at, tag);
+                if (P > 0 && ring_after(order, slot) == slot)
+                    fetch(at);
                 slot = ring_after(order, slot);
             }
         }

@@ -13,6 +13,7 @@
 template <int C, int P> struct centre {
     static constexpr int steps = P / 8, own = steps * (C / 4);
     float2 base[own > 0 ? own : 1]; /* (a, b) of the pairs that the lane turns */
+    float2 turn[own > 0 ? own : 1]; /* of the page to come */
     int frequency[own > 0 ? own : 1];
     uint32_t high[own > 0 ? own : 1][C / 4], low[own > 0 ? own : 1][C / 4];
 };
@@ -41,31 +42,23 @@ static __device__ __forceinline__ void centre_open(centre<C, P> &centre, const s
     }
 }
 
-/* Where the table has the turn of the lane's i-th pair to a page. */
+/* Asks for the turns of a page. */
 template <int C, int P>
-static __device__ __forceinline__ const float2 *turn_at(const centre<C, P> &centre,
-                                                        const struct cuda_decode_params &params, int i, uint32_t page) {
-    return reinterpret_cast<const float2 *>(params.page_turn) +
-           (static_cast<uint64_t>(page) * params.frequencies + centre.frequency[i]);
-}
-
-/* Asks for a page's turns to lie in the first-level cache: in registers they would take those of the sums. */
-template <int C, int P>
-static __device__ __forceinline__ void centre_ask(const centre<C, P> &centre, const struct cuda_decode_params &params,
-                                                  uint32_t page) {
+static __device__ __forceinline__ void centre_fetch(centre<C, P> &centre, const struct cuda_decode_params &params,
+                                                    uint32_t page) {
+    const float2 *turns =
+        reinterpret_cast<const float2 *>(params.page_turn) + static_cast<uint64_t>(page) * params.frequencies;
 #pragma unroll
     for (int i = 0; i < centre.own; i++)
-        prefetch_line(turn_at(centre, params, i, page));
+        centre.turn[i] = __ldg(turns + centre.frequency[i]);
 }
 
-/* Makes B of a page. */
-template <int C, int P>
-static __device__ __forceinline__ void centre_turn(centre<C, P> &centre, const struct cuda_decode_params &params,
-                                                   uint32_t page) {
+/* Makes B of the page whose turns came last. */
+template <int C, int P> static __device__ __forceinline__ void centre_turn(centre<C, P> &centre) {
     bool odd = threadIdx.x & 4;
 #pragma unroll
     for (int i = 0; i < centre.own; i++) {
-        float2 from = centre.base[i], by = __ldg(turn_at(centre, params, i, page));
+        float2 from = centre.base[i], by = centre.turn[i];
         float c = fmaf(from.x, by.x, from.y * by.y), s = fmaf(from.y, by.x, -(from.x * by.y));
         uint32_t high = half_pair(c, s);
         float2 kept = half_floats(high);

@@ -189,10 +189,11 @@ static __device__ __forceinline__ void add_values(state<D, C> &state, uint32_t s
     }
 }
 
-/* Moves the references to where the page's weights are. */
+/* Moves the references to where the weights of a page's first `tiles` times 16 tokens are. */
 template <int D, int C, int P>
 static __device__ __forceinline__ void follow(state<D, C> &state, const query<D, C> &query, const centre<C, P> &centre,
-                                              uint32_t table, uint32_t slot, uint32_t sights, uint32_t position) {
+                                              uint32_t table, uint32_t slot, uint32_t sights, uint32_t position,
+                                              int tiles) {
     const float nothing[4] = {0.0F, 0.0F, 0.0F, 0.0F};
     const struct sight sight = sight_load(sights);
     float greatest[C / 4];
@@ -200,7 +201,7 @@ static __device__ __forceinline__ void follow(state<D, C> &state, const query<D,
     for (int e = 0; e < C / 4; e++)
         greatest[e] = -INFINITY;
 #pragma unroll 1
-    for (int tile = 0; tile < 4; tile++) {
+    for (int tile = 0; tile < tiles; tile++) {
         float product[1][2][C / 4];
         float2 k[2], v[2];
         float d[4] = {};
@@ -305,7 +306,7 @@ static __device__ __forceinline__ void attend_packed(state<D, C> &state, const q
                     weights.limit(tile, half, highest);
             break;
         }
-        follow<D, C, P>(state, query, centre, table, slot, sights, position);
+        follow<D, C, P>(state, query, centre, table, slot, sights, position, 4);
     }
 #pragma unroll
     for (int e = 0; e < C / 4; e++) {
