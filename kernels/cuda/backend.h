@@ -56,7 +56,7 @@ struct oscar_device {
     enum oscar_share share; /* never AUTO */
     bool vmm;               /* ranges can be reserved, and descriptors of memory mapped in them */
     size_t granularity;
-    char id[48], summary[256];
+    char id[48], summary[512];
     atomic_bool lost;              /* an error that stays was seen: every later call fails at once */
     atomic_bool hangs;             /* the reason: work that may still be running */
     CUstream service;              /* for what is not a caller's work: zeroing chunks, uploads, the self test */
