@@ -2,18 +2,15 @@
 #include "tests/gpu/attend_scene.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels/reference.h"
 
 #define PAGE_ALIGNMENT 256U
 #define POISON 0xFFFFU  /* what rig_alloc leaves in every element: a NaN */
 #define ORACLE_ROWS 16U /* that one thread asks for at a time */
-#define ORACLE_THREADS 64U
 
 static void *own(struct scene *scene, void *memory) {
     assert_true(scene->owned_count < sizeof(scene->owned) / sizeof(scene->owned[0]));
@@ -128,12 +125,11 @@ static void check_gaps(const struct scene *scene) {
     }
 }
 
-/* --- the oracle, by all processors: a GPU should not wait for one --- */
+/* --- the oracle, by all processors --- */
 
 struct oracle_work {
     struct fixture *fixture;
     uint32_t before[FIXTURE_ITEMS + 1]; /* slices of the items before */
-    atomic_uint next;
     atomic_int result;
 };
 
@@ -151,17 +147,15 @@ static int ask_for_slice(struct fixture *fixture, uint32_t i, uint32_t slice) {
                                   fixture->expected_lse[i] + at);
 }
 
-static void *ask(void *argument) {
+static void ask(void *argument, uint32_t slice, uint32_t worker) {
     struct oracle_work *work = argument;
-    for (uint32_t slice; (slice = atomic_fetch_add(&work->next, 1)) < work->before[FIXTURE_ITEMS];) {
-        uint32_t i = 0;
-        while (work->before[i + 1] <= slice)
-            i++;
-        int r = ask_for_slice(work->fixture, i, slice - work->before[i]);
-        if (r < 0)
-            atomic_store(&work->result, r);
-    }
-    return NULL;
+    (void)worker;
+    uint32_t i = 0;
+    while (work->before[i + 1] <= slice)
+        i++;
+    int r = ask_for_slice(work->fixture, i, slice - work->before[i]);
+    if (r < 0)
+        atomic_store(&work->result, r);
 }
 
 static double *own_results(struct fixture *fixture, size_t count) {
@@ -173,7 +167,8 @@ static double *own_results(struct fixture *fixture, size_t count) {
 }
 
 /* Gives the fixture what it would ask for item by item. */
-static void ask_oracle(struct fixture *fixture) {
+static void ask_oracle(struct scene *scene) {
+    struct fixture *fixture = scene->fixture;
     struct oracle_work work = {.fixture = fixture};
     for (uint32_t i = 0; i < FIXTURE_ITEMS; i++) {
         work.before[i + 1] = work.before[i];
@@ -184,20 +179,13 @@ static void ask_oracle(struct fixture *fixture) {
         fixture->expected_lse[i] = own_results(fixture, results);
         work.before[i + 1] += (fixture->item[i].rows + ORACLE_ROWS - 1) / ORACLE_ROWS;
     }
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    pthread_t thread[ORACLE_THREADS];
-    uint32_t threads = 0;
-    for (; threads < ORACLE_THREADS && threads + 1 < processors; threads++)
-        assert_int_equal(pthread_create(&thread[threads], NULL, ask, &work), 0);
-    (void)ask(&work);
-    while (threads-- > 0)
-        assert_int_equal(pthread_join(thread[threads], NULL), 0);
+    host_pool_run(rig_pool(scene->rig), work.before[FIXTURE_ITEMS], ask, &work);
     assert_int_equal(work.result, 0);
 }
 
 double scene_check(struct scene *scene, double bound) {
     struct fixture *fixture = scene->fixture;
-    ask_oracle(fixture);
+    ask_oracle(scene);
     double worst = 0;
     for (uint32_t i = 0; i < fixture->args.items; i++) {
         const struct oscar_attend_item *item = &fixture->item[i];

@@ -94,28 +94,39 @@ static void explain(const struct batch *batch, uint32_t page, const uint8_t *pac
              batch->pages, batch->position[page], record, part, in, packed[at], expected[at]);
 }
 
-static void batch_expect_page(const struct batch *batch, uint32_t page, uint8_t *packed, uint8_t *expected) {
-    const struct oscar_geometry *geometry = &batch->model->geometry;
-    int32_t status = 1;
-    struct oscar_pack_item item = {batch->dense[page], expected, batch->position[page], &status};
-    memset(expected, 0, batch->packed_bytes);
-    assert_int_equal(oscar_reference_pack(geometry, &batch->model->calibration, &item, 1), 0);
-    assert_int_equal(batch->status[page], status);
-    if (status != 0)
-        return;
-    rig_read(rig, packed, batch->item[page].packed, batch->packed_bytes);
-    if (memcmp(packed, expected, batch->packed_bytes) != 0)
-        explain(batch, page, packed, expected);
+struct expected {
+    const struct batch *batch;
+    uint8_t *packed; /* of all pages */
+    int result[MAX_PAGES];
+    int32_t status[MAX_PAGES];
+};
+
+static void expect_page(void *argument, uint32_t page, uint32_t worker) {
+    struct expected *expected = argument;
+    const struct batch *batch = expected->batch;
+    (void)worker;
+    struct oscar_pack_item item = {batch->dense[page], expected->packed + page * batch->packed_bytes,
+                                   batch->position[page], &expected->status[page]};
+    expected->result[page] = oscar_reference_pack(&batch->model->geometry, &batch->model->calibration, &item, 1);
 }
 
 static void batch_expect_oracle(const struct batch *batch) {
+    struct expected expected = {.batch = batch, .packed = calloc(batch->pages, batch->packed_bytes)};
     uint8_t *packed = malloc(batch->packed_bytes);
-    uint8_t *expected = malloc(batch->packed_bytes);
-    assert_true(packed && expected);
-    for (uint32_t p = 0; p < batch->pages; p++)
-        batch_expect_page(batch, p, packed, expected);
+    assert_true(packed && expected.packed);
+    host_pool_run(rig_pool(rig), batch->pages, expect_page, &expected);
+    for (uint32_t p = 0; p < batch->pages; p++) {
+        const uint8_t *page = expected.packed + p * batch->packed_bytes;
+        assert_int_equal(expected.result[p], 0);
+        assert_int_equal(batch->status[p], expected.status[p]);
+        if (expected.status[p] != 0)
+            continue;
+        rig_read(rig, packed, batch->item[p].packed, batch->packed_bytes);
+        if (memcmp(packed, page, batch->packed_bytes) != 0)
+            explain(batch, p, packed, page);
+    }
     free(packed);
-    free(expected);
+    free(expected.packed);
 }
 
 static void expect_oracle(const struct kernel_model *model, uint32_t pages, bool adversarial) {

@@ -5,10 +5,8 @@
  * are poison before.
  */
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels/reference.h"
 #include "proto/geometry.h"
@@ -20,7 +18,6 @@ static struct kernel_random source;
 
 #define BULK_PAGES 32U
 #define BULK_ROWS_A_KIND 64U /* drawn well; the rows that are packed are made of them, fast */
-#define BULK_THREADS 64U
 
 struct bulk {
     struct kernel_model *model[PACK_CASES];
@@ -36,7 +33,6 @@ struct bulk_worker {
     struct host_pool *pool;
     uint8_t *dense, *packed, *expected; /* BULK_PAGES pages of the largest geometry */
     uint8_t *device_dense, *device_packed, *device_poison;
-    pthread_t thread;
 };
 
 /* A drawn row turned by some dims, with random low bits of the significands, random signs, or both. */
@@ -113,13 +109,14 @@ static bool bulk_run(struct bulk_worker *worker, uint32_t d) {
     return done;
 }
 
-static void *bulk_thread(void *argument) {
-    struct bulk_worker *worker = argument;
+static void bulk_work(void *argument, uint32_t task, uint32_t thread) {
+    struct bulk_worker *worker = (struct bulk_worker *)argument + thread;
     struct bulk *bulk = worker->bulk;
+    (void)task;
     for (;;) {
         uint64_t turn = __atomic_fetch_add(&bulk->taken, 1, __ATOMIC_RELAXED);
         if (bulk->packed[0] + bulk->packed[1] + bulk->packed[2] >= bulk->rows || bulk->failures > 0)
-            return NULL;
+            return;
         if (!bulk_run(worker, 64U << turn % 3))
             __atomic_fetch_add(&bulk->failures, 1, __ATOMIC_RELAXED);
     }
@@ -157,7 +154,7 @@ static void bulk_open(struct bulk *bulk) {
     const char *given = getenv("OSCAR_GPU_PACK_ROWS");
     *bulk = (struct bulk){.rows = given          ? strtoull(given, NULL, 0)
                                   : rig_small()  ? 1
-                                  : rig_on_gpu() ? 110000000
+                                  : rig_on_gpu() ? 100000000
                                                  : 200000};
     for (size_t i = 0; i < PACK_CASES; i++) {
         bulk->model[i] = pack_case_open(&source, &pack_cases[i]);
@@ -177,17 +174,17 @@ static void rows_in_bulk_equal_the_host_backends(void **state) {
     struct bulk bulk;
     bulk_open(&bulk);
     const struct oscar_geometry *largest = &bulk.model[2]->geometry;
-    static struct bulk_worker workers[BULK_THREADS];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t threads = cores < 1 ? 1 : cores > (long)BULK_THREADS ? BULK_THREADS : (uint32_t)cores;
+    uint32_t threads = host_pool_threads(rig_pool(rig));
+    if (rig_small() && threads > 3)
+        threads = 3; /* a turn of each head size */
+    struct bulk_worker *workers = calloc(threads, sizeof(*workers));
+    assert_non_null(workers);
     for (uint32_t i = 0; i < threads; i++)
         bulk_worker_open(&workers[i], &bulk, oscar_dense_page_bytes(largest), oscar_packed_page_bytes(largest));
-    for (uint32_t i = 0; i < threads; i++)
-        assert_int_equal(pthread_create(&workers[i].thread, NULL, bulk_thread, &workers[i]), 0);
-    for (uint32_t i = 0; i < threads; i++)
-        pthread_join(workers[i].thread, NULL);
+    host_pool_run(rig_pool(rig), threads, bulk_work, workers);
     for (uint32_t i = 0; i < threads; i++)
         bulk_worker_close(&workers[i]);
+    free(workers);
     print_message("rows compared: %" PRIu64 " of 64, %" PRIu64 " of 128, %" PRIu64
                   " of 256 dims; bytes that differ: %" PRIu64 "\n",
                   bulk.packed[0], bulk.packed[1], bulk.packed[2], bulk.differing);

@@ -35,7 +35,7 @@ static void check_one_store(struct kernel_model *model, uint32_t tokens, uint32_
                                     .v = tensor_rows(&tensor, true)};
     int r = rig->ops->store(rig->synchronous, &args);
     uint8_t *found = arena_read(rig, &arena);
-    assert_int_equal(r, arena_expect(&arena, found, model, &args, &tensor));
+    assert_int_equal(r, arena_expect(rig, &arena, found, model, &args, &tensor));
     arena_check(&arena, found);
     free(found);
     free(page);
@@ -338,7 +338,7 @@ static int batch_check(struct batch *batch) {
                                         .v = batch->args.v};
         args.k.data = (const uint16_t *)args.k.data + item->k_offset;
         args.v.data = (const uint16_t *)args.v.data + item->v_offset;
-        int r = arena_expect(&batch->arena, found, batch->model, &args, &batch->tensor);
+        int r = arena_expect(rig, &batch->arena, found, batch->model, &args, &batch->tensor);
         result = r < 0 ? r : result;
     }
     arena_check(&batch->arena, found);

@@ -3,10 +3,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ALIGNMENT 256U
 #define POISON 0xFF
 #define POISON_BYTES ((size_t)1 << 20)
+#define MOST_THREADS 64
 
 struct rig_memory {
     struct rig_memory *next;
@@ -62,6 +64,7 @@ void rig_close(struct rig *rig) {
     rig->ops->stream_close(rig->asynchronous);
     rig->ops->stream_close(rig->synchronous);
     rig->ops->device_close(rig->device);
+    host_pool_close(rig->pool);
     free(rig);
 }
 
@@ -135,6 +138,14 @@ void *rig_upload(struct rig *rig, const void *bytes, size_t count) {
     void *memory = rig_alloc(rig, count);
     rig_write(rig, memory, bytes, count);
     return memory;
+}
+
+struct host_pool *rig_pool(struct rig *rig) {
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t threads = processors < 1 ? 1 : processors > MOST_THREADS ? MOST_THREADS : (uint32_t)processors;
+    if (!rig->pool && host_pool_open(threads, &rig->pool, NULL) < 0)
+        fail_msg("%u threads cannot be made", threads);
+    return rig->pool;
 }
 
 int rig_wait(struct rig *rig, struct oscar_stream_impl *stream) {

@@ -14,6 +14,7 @@ struct rig {
     struct oscar_device *device;
     struct oscar_stream_impl *synchronous, *asynchronous;
     struct rig_memory *memories;
+    struct host_pool *pool; /* by rig_pool() */
 };
 
 bool rig_on_gpu(void); /* whether the backend under test is cuda */
@@ -40,6 +41,9 @@ void *rig_upload(struct rig *rig, const void *bytes, size_t count);
 /* The calibration outlives it; unloaded by ops->calibration_unload. */
 void rig_calibration_load(struct rig *rig, const struct oscar_geometry *geometry,
                           const struct oscar_calibration *calibration);
+
+/* Threads on all processors, for what is to be expected: a GPU should not wait for that. For one caller at a time. */
+struct host_pool *rig_pool(struct rig *rig);
 
 /* Waits for a stream and returns what its work came to; fails when that takes a minute. */
 int rig_wait(struct rig *rig, struct oscar_stream_impl *stream);

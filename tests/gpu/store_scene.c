@@ -2,6 +2,7 @@
 #include "tests/gpu/store_scene.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 
 #define POISON 0xFF
 #define MAX_DIM 256U
+#define ROWS_A_TASK 16U
 
 /* |sum - exact| <= SUM_ERROR * sum |x_i R_ij|: R in two 16-bit terms (bf16: 2^-18), fp32 sums that may be cut instead of
  * rounded. */
@@ -139,9 +141,18 @@ uint8_t *arena_read(struct rig *rig, const struct arena *arena) {
     return found;
 }
 
-/* A stored row against its float64 value. */
-static void check_matrix_row(const float *matrix, uint32_t d, uint32_t dtype, const uint16_t *from,
-                             const uint16_t *found) {
+/* Rows of a store on the host into what is expected, of which those by a matrix are checked as they lie in `found`. */
+struct check {
+    struct arena *arena;
+    const uint8_t *found;
+    const struct kernel_model *model;
+    const struct oscar_store_args *args;
+    atomic_uint wrong; /* the last row that was found to be off, and 1 */
+};
+
+/* The first element of a stored row that is off its float64 value, or d. */
+static uint32_t wrong_element(const float *matrix, uint32_t d, uint32_t dtype, const uint16_t *from,
+                              const uint16_t *found, double *ret_exact, double *ret_magnitude) {
     double exact[MAX_DIM] = {0}, magnitude[MAX_DIM] = {0};
     for (uint32_t i = 0; i < d; i++) {
         double x = worker_float(dtype, from[i]);
@@ -153,34 +164,52 @@ static void check_matrix_row(const float *matrix, uint32_t d, uint32_t dtype, co
     for (uint32_t j = 0; j < d; j++) {
         double sum_error = SUM_ERROR * magnitude[j];
         double error = fabs(oscar_bf16_to_float(found[j]) - exact[j]);
-        if (!(error <= sum_error + BF16_ERROR * (fabs(exact[j]) + sum_error) + LEAST_ERROR))
-            fail_msg("d %u, type %u: element %u is %g instead of %g; sum of magnitudes %g", d, dtype, j,
-                     (double)oscar_bf16_to_float(found[j]), exact[j], magnitude[j]);
-    }
-}
-
-/* `args` is the store on the host, into what is expected. */
-static void accept_matrix_rows(struct arena *arena, const uint8_t *found, const struct kernel_model *model,
-                               const struct oscar_store_args *args) {
-    uint32_t d = model->geometry.head_dim, heads = model->geometry.kv_heads;
-    for (uint32_t token = 0; token < args->tokens; token++)
-        for (uint32_t i = 0; i < 2 * heads; i++) {
-            const struct oscar_head_calibration *head = oscar_calibration_head(&model->calibration, args->layer, i / 2);
-            const float *matrix = i % 2 ? head->rotation_v : head->rotation_k;
-            if (!matrix)
-                continue;
-            const struct oscar_rows *rows = i % 2 ? &args->v : &args->k;
-            uint32_t row = (args->first_row + token) % OSCAR_PAGE_TOKENS + i % 2 * OSCAR_PAGE_TOKENS;
-            size_t at = (size_t)(args->pages[(args->first_row + token) / OSCAR_PAGE_TOKENS] - arena->expected) +
-                        ((size_t)args->layer * heads + i / 2) * oscar_dense_record_bytes(d) + (size_t)row * 2 * d;
-            check_matrix_row(matrix, d, model->geometry.dtype,
-                             (const uint16_t *)rows->data + token * rows->token_stride + i / 2 * rows->head_stride,
-                             (const uint16_t *)(found + at));
-            memcpy(arena->expected + at, found + at, (size_t)2 * d);
+        if (!(error <= sum_error + BF16_ERROR * (fabs(exact[j]) + sum_error) + LEAST_ERROR)) {
+            *ret_exact = exact[j];
+            *ret_magnitude = magnitude[j];
+            return j;
         }
+    }
+    return d;
 }
 
-int arena_expect(struct arena *arena, const uint8_t *found, const struct kernel_model *model,
+/* Row `row` of the store, in the order [token][head][K, V], unless Hadamard rotated it: accepted as it was found. Whether it is right;
+ * if not, and `explains`, the test fails here. */
+static bool accept_row(struct check *check, uint32_t row, bool explains) {
+    const struct oscar_store_args *args = check->args;
+    const struct oscar_geometry *geometry = &check->model->geometry;
+    uint32_t d = geometry->head_dim, heads = geometry->kv_heads, head = row / 2 % heads, token = row / 2 / heads;
+    bool is_v = row % 2 != 0;
+    const struct oscar_head_calibration *own = oscar_calibration_head(&check->model->calibration, args->layer, head);
+    const float *matrix = is_v ? own->rotation_v : own->rotation_k;
+    if (!matrix)
+        return true;
+    const struct oscar_rows *rows = is_v ? &args->v : &args->k;
+    uint32_t in_page = (args->first_row + token) % OSCAR_PAGE_TOKENS + (is_v ? OSCAR_PAGE_TOKENS : 0);
+    size_t at = (size_t)(args->pages[(args->first_row + token) / OSCAR_PAGE_TOKENS] - check->arena->expected) +
+                ((size_t)args->layer * heads + head) * oscar_dense_record_bytes(d) + (size_t)in_page * 2 * d;
+    const uint16_t *found = (const uint16_t *)(check->found + at);
+    double exact, magnitude;
+    uint32_t j = wrong_element(matrix, d, geometry->dtype,
+                               (const uint16_t *)rows->data + token * rows->token_stride + head * rows->head_stride,
+                               found, &exact, &magnitude);
+    if (j < d && explains)
+        fail_msg("d %u, type %u: element %u is %g instead of %g; sum of magnitudes %g", d, geometry->dtype, j,
+                 (double)oscar_bf16_to_float(found[j]), exact, magnitude);
+    memcpy(check->arena->expected + at, found, (size_t)2 * d);
+    return j == d;
+}
+
+static void accept_rows(void *argument, uint32_t task, uint32_t worker) {
+    struct check *check = argument;
+    (void)worker;
+    uint32_t end = check->args->tokens * check->model->geometry.kv_heads * 2;
+    for (uint32_t row = task * ROWS_A_TASK; row < end && row < (task + 1) * ROWS_A_TASK; row++)
+        if (!accept_row(check, row, false))
+            atomic_store(&check->wrong, row + 1);
+}
+
+int arena_expect(struct rig *rig, struct arena *arena, const uint8_t *found, const struct kernel_model *model,
                  const struct oscar_store_args *args, const struct tensor *tensor) {
     uint32_t count = (args->first_row + args->tokens + OSCAR_PAGE_TOKENS - 1) / OSCAR_PAGE_TOKENS;
     uint8_t **pages = calloc(count + 1, sizeof(*pages));
@@ -193,11 +222,13 @@ int arena_expect(struct arena *arena, const uint8_t *found, const struct kernel_
     on_this.pages = pages;
     on_this.k = on_host(tensor, &args->k);
     on_this.v = on_host(tensor, &args->v);
-    struct host_pool *pool;
-    assert_int_equal(host_pool_open(1, &pool, NULL), 0);
-    int r = host_store(pool, HOST_PORTABLE, &on_this);
-    host_pool_close(pool);
-    accept_matrix_rows(arena, found, model, &on_this);
+    /* All levels store the same bytes. Where the host is under test, this is the one that its own does not share code with. */
+    int r = host_store(rig_pool(rig), rig_on_gpu() ? host_level_best() : HOST_PORTABLE, &on_this);
+    struct check check = {.arena = arena, .found = found, .model = model, .args = &on_this};
+    uint32_t rows = args->tokens * model->geometry.kv_heads * 2;
+    host_pool_run(rig_pool(rig), (rows + ROWS_A_TASK - 1) / ROWS_A_TASK, accept_rows, &check);
+    if (check.wrong > 0)
+        (void)accept_row(&check, check.wrong - 1, true);
     free(pages);
     return r;
 }

@@ -56,7 +56,7 @@ uint8_t *arena_read(struct rig *rig, const struct arena *arena);
 
 /* Does the store on the host, into what is expected, and returns its result. Rows that a matrix rotated are checked here,
  * as they lie in `found`, and expected as they are. */
-int arena_expect(struct arena *arena, const uint8_t *found, const struct kernel_model *model,
+int arena_expect(struct rig *rig, struct arena *arena, const uint8_t *found, const struct kernel_model *model,
                  const struct oscar_store_args *args, const struct tensor *tensor);
 /* All of it is as expected. */
 void arena_check(const struct arena *arena, const uint8_t *found);
