@@ -9,8 +9,6 @@
 
 #include "kernels/cuda/decode_state.cuh"
 
-#define HIGHEST_DENSE 60.0F /* of the log2 of a probability relative to the reference: BF16 has room */
-
 /* Two signed bytes in the low bytes of two half words, as BF16. 7 bits added to the exponent of 128 give 128 + x; the sign bit
  * does the same to what is taken off. */
 static __device__ __forceinline__ uint32_t bytes_to_bfloat(uint32_t bytes) {
@@ -50,11 +48,11 @@ static __device__ __forceinline__ void attend_dense(state<D, C> &state, const qu
     }
 #pragma unroll
     for (int e = 0; e < columns; e++)
-        high |= logit[e] - state.m[e] > HIGHEST_DENSE;
+        high |= logit[e] - state.m[e] > HIGHEST;
     if (__any_sync(WARP_LANES, high))
 #pragma unroll
         for (int e = 0; e < columns; e++)
-            move_reference<D, C>(state, e, greatest_of_rows(logit[e]), HIGHEST_DENSE, 0.0F);
+            move_reference<D, C>(state, e, greatest_of_rows(logit[e]), HIGHEST);
     uint32_t
         b[2]; /* 4 columns: B's column 2c is the first term of column c, 2c + 1 the second. 8: one register a term. */
 #pragma unroll

@@ -5,8 +5,8 @@
  *
  * Scores have tokens as rows and query columns as columns, results have dims as rows. With 4 columns a lane works for column t, with
  * 8 for columns 2t and 2t + 1. Logits are to base 2 and relative to a reference m of each column, which moves only when
- * something outgrows it, so that sums are rarely rescaled. Sums over the tokens of a unit stay in the matrix unit, which
- * truncates; sums over units are added to registers.
+ * something outgrows it, so that sums are rarely rescaled. Sums over the tokens of a unit stay in the matrix unit; sums
+ * over units are added to registers.
  */
 #ifndef OSCAR_KERNELS_CUDA_DECODE_STATE_CUH
 #define OSCAR_KERNELS_CUDA_DECODE_STATE_CUH
@@ -14,6 +14,7 @@
 #include "kernels/cuda/decode_query.cuh"
 
 #define NO_REFERENCE (-1e30F)
+#define HIGHEST 60.0F /* of the log2 of a weight relative to the reference: floats have room */
 
 template <int D, int C> struct state {
     static constexpr int lane_columns = C / 4;
@@ -90,11 +91,10 @@ static __device__ __forceinline__ float greatest_of_rows(float x) {
 
 /* Moves column e's reference where `greatest`, the log2 of its greatest weight, asks for it. */
 template <int D, int C>
-static __device__ __forceinline__ void move_reference(state<D, C> &state, int e, float greatest, float highest,
-                                                      float headroom) {
+static __device__ __forceinline__ void move_reference(state<D, C> &state, int e, float greatest, float highest) {
     float m = state.m[e];
     if (greatest > -INFINITY && (m == NO_REFERENCE || greatest - m > highest))
-        m = greatest - headroom;
+        m = greatest;
     float factor = exp2_approx(state.m[e] - m);
     state.m[e] = m;
     state.l[e] *= factor;

@@ -101,6 +101,12 @@ static __device__ __forceinline__ uint32_t half_pair(float low, float high) {
 static __device__ __forceinline__ float2 half_floats(uint32_t pair) {
     return __half22float2(*reinterpret_cast<__half2 *>(&pair));
 }
+static __device__ __forceinline__ float half_low(uint32_t pair) {
+    return __low2float(*reinterpret_cast<__half2 *>(&pair));
+}
+static __device__ __forceinline__ float half_high(uint32_t pair) {
+    return __high2float(*reinterpret_cast<__half2 *>(&pair));
+}
 static __device__ __forceinline__ uint32_t bfloat_pair(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<uint32_t *>(&pair);
@@ -154,6 +160,15 @@ static __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_
 static __device__ __forceinline__ void multiply_codes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                       uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* The same, codes times unsigned bytes. */
+static __device__ __forceinline__ void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                      uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

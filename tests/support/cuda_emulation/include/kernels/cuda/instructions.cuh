@@ -57,6 +57,8 @@ static inline uint32_t half_pair(float low, float high) {
     return emulated_bits<uint32_t>(__floats2half2_rn(low, high));
 }
 static inline float2 half_floats(uint32_t pair) { return __half22float2(emulated_bits<__half2>(pair)); }
+static inline float half_low(uint32_t pair) { return half_floats(pair).x; }
+static inline float half_high(uint32_t pair) { return half_floats(pair).y; }
 static inline uint32_t bfloat_pair(float low, float high) {
     return emulated_bits<uint32_t>(__floats2bfloat162_rn(low, high));
 }
@@ -139,6 +141,9 @@ struct emulated_codes { /* unsigned bytes times signed ones */
     static double b(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> 8 * i); }
     static int end(double sum) { return static_cast<int>(sum); }
 };
+struct emulated_bytes : emulated_codes { /* unsigned bytes times unsigned ones */
+    static double b(uint32_t word, unsigned i) { return a(word, i); }
+};
 
 /* d = a b + c, m16n8: A has REGISTERS registers, B half as many. */
 template <class Type, unsigned REGISTERS>
@@ -180,6 +185,10 @@ static inline void emulated_multiply(typename Type::result (&d)[4], const uint32
 static inline void multiply_codes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                   uint32_t b1, EMULATED_PLACE) {
     emulated_multiply<emulated_codes, 4>(c, {a0, a1, a2, a3}, {b0, b1}, c, here);
+}
+static inline void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                  uint32_t b1, EMULATED_PLACE) {
+    emulated_multiply<emulated_bytes, 4>(c, {a0, a1, a2, a3}, {b0, b1}, c, here);
 }
 static inline void multiply_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                  uint32_t b1, EMULATED_PLACE) {
