@@ -7,10 +7,7 @@ with rotations that turn nothing: nothing is packed before it is committed.
 """
 
 import json
-import os
-import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,45 +15,9 @@ import torch
 from oscar_kv.model import PAGE_TOKENS
 from oscar_kv.transformers import Worker
 
-_READY_S = 60
+from oscard import Daemon
+
 _SETTLE_S = 60
-_BUDGET = "2G"
-
-
-class Daemon:
-    """An oscard of the host backend in a folder of its own, from `with` to its end."""
-
-    def __init__(self, program, calibrations):
-        self._program, self._calibrations = program, Path(calibrations).resolve()
-
-    def __enter__(self):
-        self._folder = tempfile.TemporaryDirectory(prefix="oscar-quality-")
-        folder = Path(self._folder.name)
-        self.socket = str(folder / "worker.sock")
-        arguments = ("--runtime-dir", folder, "--backend", "host", "--budget", _BUDGET)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            notify.bind(str(folder / "notify"))
-            notify.settimeout(_READY_S)
-            with open(folder / "log", "wb") as log:
-                self._process = subprocess.Popen(
-                    [self._program, *map(str, arguments), "--calibration-directory", self._calibrations],
-                    env={**os.environ, "NOTIFY_SOCKET": str(folder / "notify")},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            try:
-                while b"READY=1" not in notify.recv(4096):
-                    pass
-            except OSError:
-                said = (folder / "log").read_text(errors="replace")
-                self.__exit__()
-                raise SystemExit(f"quality: oscard does not become ready\n{said}") from None
-        return self
-
-    def __exit__(self, *_error):
-        self._process.terminate()
-        self._process.wait()
-        self._folder.cleanup()
 
 
 class ThroughDaemon:

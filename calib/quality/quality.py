@@ -18,6 +18,7 @@ import evaluation
 from calibration import Calibration
 from methods import NAMES, Calibrations
 from model import LanguageModel, default_path
+from oscard import Daemon
 from results import Results
 from windows import NONE, OSCAR, PAGE_TOKENS
 
@@ -86,7 +87,6 @@ def study(options, model, calibrations, documents):
     """JSON lines of agree.py or join.py."""
     import agree
     import join
-    from daemon import Daemon
 
     measure_it = agree.measure if options.agree else join.measure
     methods = [method for method in options.methods if method not in ("bf16", *REFERENCE_ONLY)]
