@@ -115,6 +115,13 @@ static __device__ __forceinline__ float2 bfloat_floats(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
 }
 
+/* The bits of `one` where `mask` has ones, else those of `other`: one operation, two where the compiler knows the mask. */
+static __device__ __forceinline__ uint32_t bits_chosen(uint32_t mask, uint32_t one, uint32_t other) {
+    uint32_t x;
+    asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(x) : "r"(mask), "r"(one), "r"(other));
+    return x;
+}
+
 /* Least and greatest of each half of two BF16 pairs; a NaN stays. */
 static __device__ __forceinline__ uint32_t bfloat_least(uint32_t a, uint32_t b) {
     asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));

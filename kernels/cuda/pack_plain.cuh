@@ -2,7 +2,7 @@
 /*
  * Rows that are coded as they lie, rounded to nearest: V, and K without a centre and without feedback. A block takes
  * one side of one record, a thread (of head size 256 two) a row, as bit planes in registers: the clip rank, the codes
- * and both byte orders of the page come from them. Logic operations bound it, not the memory: nine an element.
+ * and both byte orders of the page come from them. Logic operations, eight an element, bound it as much as the memory.
  */
 #ifndef OSCAR_KERNELS_CUDA_PACK_PLAIN_CUH
 #define OSCAR_KERNELS_CUDA_PACK_PLAIN_CUH
@@ -35,8 +35,8 @@ __device__ __forceinline__ void plain_codes(const uint32_t (&planes)[PLANES], co
     uint32_t high = planes_at_least(planes, edge[1]);
     uint32_t three = planes_at_least(planes, edge[2]);
     uint32_t low = one ^ high ^ three;
-    ret[0] = (low & 0x55555555U) | (high << 1 & 0xAAAAAAAAU);
-    ret[1] = (low >> 1 & 0x55555555U) | (high & 0xAAAAAAAAU);
+    ret[0] = bits_chosen(0x55555555U, low, high << 1);
+    ret[1] = bits_chosen(0x55555555U, low >> 1, high);
 }
 
 template <int D> __device__ __forceinline__ void pack_plain(const struct cuda_pack_params &params) {
@@ -54,12 +54,11 @@ template <int D> __device__ __forceinline__ void pack_plain(const struct cuda_pa
     if (!side_v && (head.feedback || head.centre_static))
         return;
 
-    const uint8_t *from = params.dense[item] + (size_t)record * (256 * D) + (side_v ? 128 * D : 0);
+    const uint8_t *from = params.dense[item] + (size_t)record * (256 * D) + (side_v ? 128 * D : 0) + thread * 16;
+    char *to_row = rows + thread / (D / 8) * STRIDE + thread % (D / 8) * 16;
 #pragma unroll
-    for (int i = 0; i < 8 * D / THREADS; i++) {
-        int vector = i * THREADS + thread;
-        copy_16(rows + vector / (D / 8) * STRIDE + vector % (D / 8) * 16, from + vector * 16);
-    }
+    for (int i = 0; i < 8 * D / THREADS; i++)
+        copy_16(to_row + i * (THREADS / (D / 8) * STRIDE), from + i * (THREADS * 16));
     const uint32_t rank = side_v ? head.rank_v : head.rank_k;
     copies_arrive();
     __syncthreads();

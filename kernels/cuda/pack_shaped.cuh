@@ -61,17 +61,17 @@ __device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_flo
 template <int D>
 __device__ __forceinline__ void shaped_turns(const struct cuda_pack_params &params, const struct cuda_head &head,
                                              uint32_t item, shaped_shared<D> &shared) {
-    for (uint32_t i = threadIdx.x; i < head.pairs * (D / 4); i += D) {
-        uint32_t pair = i / (D / 4), dim = i % (D / 4) * 4;
+    const uint32_t dim = threadIdx.x % (D / 4) * 4, row = threadIdx.x % ROWS;
+    for (uint32_t pair = threadIdx.x / (D / 4); pair < head.pairs; pair += 4) {
         copy_16(&shared.factor[0][pair][dim], head.centre_cos + pair * D + dim);
         copy_16(&shared.factor[1][pair][dim], head.centre_sin + pair * D + dim);
     }
     const uint32_t frequencies = params.calibration.frequencies;
-    const float2 *page = (const float2 *)params.calibration.page_turn + (size_t)params.page[item] * frequencies;
-    for (uint32_t i = threadIdx.x; i < head.pairs * ROWS; i += D) {
-        uint32_t pair = i / ROWS, row = i % ROWS, frequency = head.centre_pair[pair];
-        float2 e = page[frequency];
-        float2 t = ((const float2 *)params.calibration.row_turn)[row * frequencies + frequency];
+    const float2 *page_turn = (const float2 *)params.calibration.page_turn + (size_t)params.page[item] * frequencies;
+    const float2 *row_turn = (const float2 *)params.calibration.row_turn + row * frequencies;
+    for (uint32_t pair = threadIdx.x / ROWS; pair < head.pairs; pair += D / ROWS) {
+        float2 e = page_turn[head.centre_pair[pair]];
+        float2 t = row_turn[head.centre_pair[pair]];
         shared.turn[pair][0][row] = __fmaf_rn(e.x, t.x, -(e.y * t.y));
         shared.turn[pair][1][row] = __fmaf_rn(e.y, t.x, e.x * t.y);
     }
@@ -204,12 +204,18 @@ __device__ __forceinline__ void shaped_scales(const struct cuda_pack_params &par
     *(uint32_t *)(packed + scale_offset(D, row)) = quantiser.bits;
 }
 
-/* Columns 0 .. 8 step + 7 of L's rows 8 step .. 8 step + 7. */
-template <int D>
-__device__ __forceinline__ void shaped_fetch(const float *feedback, int step, shaped_shared<D> &shared) {
-    for (int i = threadIdx.x; i < 8 * 2 * (step + 1); i += D)
-        copy_16(&shared.l[step % STEPS_OF_L][i & 7][i >> 3 << 2],
-                feedback + (size_t)(STEP * step + (i & 7)) * D + (i >> 3 << 2));
+/* A thread's place in a step's rows of L, of which it copies 16 bytes in either half of the columns. */
+template <int D> __device__ __forceinline__ int shaped_place() {
+    return threadIdx.x % STEP * D + threadIdx.x / STEP * 4;
+}
+
+/* Columns 0 .. 8 step + 7 of L's rows 8 step .. 8 step + 7; `from` and `to` are the thread's place. */
+template <int D> __device__ __forceinline__ void shaped_fetch(const float *from, int step, float *to) {
+    const int column = threadIdx.x / STEP * 4;
+#pragma unroll
+    for (int half = 0; half < D; half += D / 2)
+        if (column + half < STEP * (step + 1))
+            copy_16(to + half, from + half);
 }
 
 /* One error's terms. */
@@ -226,27 +232,26 @@ __device__ __forceinline__ void shaped_terms(const float *l, const float (&error
     }
 }
 
-/* The terms of a step's errors, for a panel below them or for two. */
+/* The terms of a step's errors, for a panel below them or for two; `l`: the step's rows of L. */
 template <int D>
-__device__ __forceinline__ void shaped_update(const shaped_shared<D> &shared, int step, int row, int panel,
+__device__ __forceinline__ void shaped_update(const float (*error)[ROWS], const float *l, int row, int panel,
                                               panel_values &t) {
 #pragma unroll 2
     for (int i = STEP - 1; i >= 0; i--) {
-        float error[OWN_ROWS];
-        load(error, &shared.x[STEP * step + i][row]);
-        shaped_terms(&shared.l[step % STEPS_OF_L][i][PANEL * panel], error, t);
+        float e[OWN_ROWS];
+        load(e, &error[i][row]);
+        shaped_terms(l + i * D + PANEL * panel, e, t);
     }
 }
 template <int D>
-__device__ __forceinline__ void shaped_update(const shaped_shared<D> &shared, int step, int row, const int (&panel)[2],
-                                              panel_values &a, panel_values &b) {
+__device__ __forceinline__ void shaped_update(const float (*error)[ROWS], const float *l, int row,
+                                              const int (&panel)[2], panel_values &a, panel_values &b) {
 #pragma unroll 2
     for (int i = STEP - 1; i >= 0; i--) {
-        const float *l = shared.l[step % STEPS_OF_L][i];
-        float error[OWN_ROWS];
-        load(error, &shared.x[STEP * step + i][row]);
-        shaped_terms(l + PANEL * panel[0], error, a);
-        shaped_terms(l + PANEL * panel[1], error, b);
+        float e[OWN_ROWS];
+        load(e, &error[i][row]);
+        shaped_terms(l + i * D + PANEL * panel[0], e, a);
+        shaped_terms(l + i * D + PANEL * panel[1], e, b);
     }
 }
 
@@ -254,8 +259,8 @@ __device__ __forceinline__ void shaped_update(const shaped_shared<D> &shared, in
  * dims. `upper`: the codes of the upper step until the lower ones are there. The next dim waits for each error: its
  * terms come first, and no store stands between it and what is loaded. */
 template <int D, int HALF>
-__device__ __forceinline__ void shaped_code(shaped_shared<D> &shared, bool feedback, int panel, int row,
-                                            panel_values &t, uint32_t (&upper)[OWN_ROWS]) {
+__device__ __forceinline__ void shaped_code(shaped_shared<D> &shared, const float *step_l, bool feedback, int panel,
+                                            int row, panel_values &t, uint32_t (&upper)[OWN_ROWS]) {
     constexpr int BASE = HALF * STEP;
     float edge[3][OWN_ROWS], scale[OWN_ROWS], zero[OWN_ROWS], codes[OWN_ROWS], error[STEP][OWN_ROWS];
 #pragma unroll
@@ -281,7 +286,7 @@ __device__ __forceinline__ void shaped_code(shaped_shared<D> &shared, bool feedb
         }
         if (!feedback)
             continue;
-        const float *l = &shared.l[(2 * panel + HALF) % STEPS_OF_L][i][PANEL * panel];
+        const float *l = step_l + i * D + PANEL * panel;
 #pragma unroll
         for (int j = BASE + STEP - 4; j >= 0; j -= 4) {
             if (j >= BASE + i)
@@ -342,6 +347,7 @@ template <int D>
 __device__ __forceinline__ void shaped_steps(const float *feedback, const int (&panel)[2], int row,
                                              shaped_shared<D> &shared) {
     constexpr int STEPS = D / STEP;
+    const int place = shaped_place<D>();
     panel_values next, later;
 #pragma unroll
     for (int j = 0; j < PANEL; j++) {
@@ -349,6 +355,8 @@ __device__ __forceinline__ void shaped_steps(const float *feedback, const int (&
         load(later[j], &shared.x[PANEL * panel[1] + j][row]);
     }
     uint32_t upper[OWN_ROWS];
+    float *l_above = shared.l[0][0], *l = shared.l[1][0], *l_below = shared.l[2][0];
+    int from = (STEPS - 2) * STEP * D + place;
 #pragma unroll 1
     for (int half = 1; half >= 0; half--) {
         const int own = half ? panel[0] : panel[1];
@@ -357,18 +365,22 @@ __device__ __forceinline__ void shaped_steps(const float *feedback, const int (&
             const int above = step + 1; /* the step whose errors are new */
             const bool codes = step / 2 == own, errors = feedback && above < STEPS;
             const bool open = own < above / 2; /* the errors have terms for `next` */
+            const float(*error)[ROWS] = shared.x + STEP * above;
             if (feedback && step > 0)
-                shaped_fetch<D>(feedback, step - 1, shared);
+                shaped_fetch<D>(feedback + from, step - 1, l_below + place);
             if (errors && open && half && !codes)
-                shaped_update<D>(shared, above, row, panel, next, later);
+                shaped_update<D>(error, l_above, row, panel, next, later);
             else if (errors && open)
-                shaped_update<D>(shared, above, row, own, next);
+                shaped_update<D>(error, l_above, row, own, next);
             if (codes && step % 2 == 1)
-                shaped_code<D, 1>(shared, feedback != nullptr, own, row, next, upper);
+                shaped_code<D, 1>(shared, l, feedback != nullptr, own, row, next, upper);
             else if (codes)
-                shaped_code<D, 0>(shared, feedback != nullptr, own, row, next, upper);
+                shaped_code<D, 0>(shared, l, feedback != nullptr, own, row, next, upper);
             if (errors && half && (codes || !open))
-                shaped_update<D>(shared, above, row, panel[1], later);
+                shaped_update<D>(error, l_above, row, panel[1], later);
+            from -= STEP * D;
+            float *l_free = l_above;
+            l_above = l, l = l_below, l_below = l_free;
             if (feedback) {
                 copies_arrive();
                 __syncthreads();
@@ -394,7 +406,8 @@ template <int D> __device__ __forceinline__ void pack_shaped(const struct cuda_p
     const int warp = threadIdx.x / 32, row = threadIdx.x % 32 * OWN_ROWS;
     const int panel[2] = {PANELS - 1 - warp, warp};
     if (feedback)
-        shaped_fetch<D>(feedback, D / STEP - 1, shared);
+        shaped_fetch<D>(feedback + (D - STEP) * D + shaped_place<D>(), D / STEP - 1,
+                        shared.l[1][0] + shaped_place<D>());
     shaped_load<D>(params, head, record, item, panel, row, shared);
     copies_arrive();
     __syncthreads();

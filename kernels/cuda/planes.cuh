@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "kernels/cuda/instructions.cuh"
+
 #define PLANES 16
 #define SIGN_PLANE 15
 
@@ -26,8 +28,8 @@ __device__ __forceinline__ void planes_make(uint32_t (&words)[PLANES]) {
         for (int i = 0; i < PLANES; i++)
             if ((i & apart) == 0) {
                 uint32_t low = words[i], high = words[i + apart];
-                words[i] = (low & mask) | (high << apart & ~mask);
-                words[i + apart] = (low >> apart & mask) | (high & ~mask);
+                words[i] = bits_chosen(mask, low, high << apart);
+                words[i + apart] = bits_chosen(mask, low >> apart, high);
             }
     }
 }
@@ -38,7 +40,7 @@ __device__ __forceinline__ void planes_make(uint32_t (&words)[PLANES]) {
 template <int BITS, int LANES, int GROUPS>
 __device__ __forceinline__ uint32_t planes_select(const uint32_t (&planes)[GROUPS][PLANES],
                                                   uint32_t (&candidates)[GROUPS], uint32_t &from_top) {
-    uint32_t value = 0;
+    uint32_t value = 0, beyond = from_top - 1; /* candidates that are greater */
 #pragma unroll
     for (int b = BITS - 1; b >= 0; b--) {
         uint32_t count = 0;
@@ -48,14 +50,15 @@ __device__ __forceinline__ uint32_t planes_select(const uint32_t (&planes)[GROUP
 #pragma unroll
         for (int apart = 1; apart < LANES; apart *= 2)
             count += __shfl_xor_sync(0xFFFFFFFFU, count, apart);
-        bool one = count >= from_top;
-        uint32_t flip = one ? 0 : ~0U;
-        value |= ~flip & 1U << b;
-        from_top -= one ? 0 : count;
+        uint32_t rest = beyond - count; /* below 0: the bit is one */
+        uint32_t ones = (uint32_t)((int32_t)rest >> 31);
+        value |= ones & 1U << b;
+        beyond = min(rest, beyond);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            candidates[g] &= planes[g][b] ^ flip;
+            candidates[g] &= ~(planes[g][b] ^ ones);
     }
+    from_top = beyond + 1;
     return value;
 }
 

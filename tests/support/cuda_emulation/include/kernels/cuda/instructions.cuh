@@ -76,6 +76,9 @@ static inline uint32_t emulated_bfloat_pick(uint32_t a, uint32_t b, bool greates
     }
     return to;
 }
+static inline uint32_t bits_chosen(uint32_t mask, uint32_t one, uint32_t other) {
+    return (one & mask) | (other & ~mask);
+}
 static inline uint32_t bfloat_least(uint32_t a, uint32_t b) { return emulated_bfloat_pick(a, b, false); }
 static inline uint32_t bfloat_greatest(uint32_t a, uint32_t b) { return emulated_bfloat_pick(a, b, true); }
 
