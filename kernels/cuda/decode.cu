@@ -49,7 +49,8 @@ static __device__ __forceinline__ void query_make(const struct cuda_decode_param
     const int lane = static_cast<int>(rare_lane()), g = lane >> 2, t = lane & 3;
 #pragma unroll 1
     for (int c = 0; c < C; c++) {
-        const column<D> column = column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c));
+        const column<D> column =
+            column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c), rotation_parts<D>{});
         bool mine = (C == 4 ? g / 2 : g) == c; /* B's column */
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -166,7 +167,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             const bool two = CUDA_DECODE_QUERIES(C) > 1 && of.query[1].item != CUDA_DECODE_NO_ITEM;
             const uint32_t tasks = (two ? 2U : 1U) * C;
             auto read = [&](uint32_t task) { return column_read<D>(params, kv_head, of.query[task / C], task % C); };
-            /* Those that make the queries do so first: behind their pages, what they need would wait. */
+            /* The warps that make the queries do so before they ask for pages, behind which what they need would wait. */
             struct raw_column<D> raw = {};
             if (warp < tasks) {
                 raw = read(warp);
@@ -184,25 +185,43 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                                        of.first_to,
                                        of.last_from,
                                        of.last_to};
-            for (uint32_t task = warp; task < tasks; task += plan.warps) {
-                if (task != warp)
-                    raw = read(task);
-                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw), plan.queries(task / C), task % C);
-            }
             feed.left = left;
             if (left > 0) {
                 feed_look<D, C>(feed, params, record, notes);
                 begin({start.item, start.block});
             }
-            for (uint32_t i = 0; i < plan.stages; i++)
-                fill(slot_at(i), tag_of(slot_at(i)));
+            const bool together = head.rotation_k; /* all warps rotate: a matrix has as many bytes as 14 pages */
+            auto parts = [&](uint32_t task) {
+                return rotation_parts<D>{plan.ring(task % plan.warps), task / plan.warps * plan.warps,
+                                         together ? plan.warps : 0};
+            };
+            if (together) {
+                for (uint32_t i = 0; i < tasks / C; i++)
+                    rotate_share<D, C>(params, kv_head, of.query[i], warp, plan.warps,
+                                       [&](uint32_t c) { return parts(i * C + c); });
+                __syncthreads();
+            }
+            for (uint32_t task = warp; task < tasks; task += plan.warps) {
+                if (task != warp)
+                    raw = read(task);
+                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw, parts(task)), plan.queries(task / C),
+                                      task % C);
+            }
+            copies_follow_stores();
             if constexpr (P > 0) {
                 table_fill<P>(head, plan.table());
                 centre_open<C, P>(centre, head);
-                fetch(ring);
             }
         }
-        __syncthreads();
+        /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
+#pragma unroll 1
+        for (uint32_t i = 0; i < plan.stages; i++) {
+            fill(slot_at(i), tag_of(slot_at(i)));
+            if (i == 0)
+                __syncthreads();
+        }
+        if constexpr (P > 0)
+            fetch(ring);
 
         query<D, C> query;
         state<D, C> state;
@@ -235,8 +254,8 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
         while (left > 0) {
             enter();
             uint32_t at = slot_at(slot), tag = tag_of(at);
-            if (tag <
-                UNIT_EMPTY) { /* some tokens tell where the references belong; by the page itself it would be summed up twice */
+            /* Some tokens tell where the references belong: without any, the page would be summed up twice. */
+            if (tag < UNIT_EMPTY) {
                 await(at, tag);
                 centre_turn<C, P>(centre);
                 follow<D, C, P>(state, query, centre, table, at, sights, tag & UNIT_POSITION, 1);

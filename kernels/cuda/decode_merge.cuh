@@ -46,18 +46,6 @@ static __device__ __forceinline__ float greatest_of_warp(float x) {
     return x;
 }
 
-template <int D>
-static __device__ __forceinline__ void add_row(float (&o)[row<D>::values], float factor,
-                                               const float4 (&from)[row<D>::chunks]) {
-#pragma unroll
-    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-        o[4 * chunk] = fmaf(factor, from[chunk].x, o[4 * chunk]);
-        o[4 * chunk + 1] = fmaf(factor, from[chunk].y, o[4 * chunk + 1]);
-        o[4 * chunk + 2] = fmaf(factor, from[chunk].z, o[4 * chunk + 2]);
-        o[4 * chunk + 3] = fmaf(factor, from[chunk].w, o[4 * chunk + 3]);
-    }
-}
-
 /* Column c of the parts in the slots that lanes `members` name, in their order. */
 template <int D, int C>
 static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t slot, int c, float (&o)[row<D>::values],
@@ -88,11 +76,8 @@ static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t sl
             share[x] = left != 0 ? its : 0.0F;
             left &= left - 1;
 #pragma unroll
-            for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-                uint4 words = load_shared4(at + 512 * chunk);
-                values[x][chunk] = make_float4(__uint_as_float(words.x), __uint_as_float(words.y),
-                                               __uint_as_float(words.z), __uint_as_float(words.w));
-            }
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+                values[x][chunk] = load_shared_floats(at + 512 * chunk);
         }
 #pragma unroll
         for (int x = 0; x < ahead; x++)

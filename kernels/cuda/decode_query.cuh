@@ -29,6 +29,18 @@ template <int D> struct row {
     static __device__ __forceinline__ int own(uint32_t lane) { return 4 * static_cast<int>(lane % lanes); }
 };
 
+template <int D>
+static __device__ __forceinline__ void add_row(float (&o)[row<D>::values], float factor,
+                                               const float4 (&from)[row<D>::chunks]) {
+#pragma unroll
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+        o[4 * chunk] = fmaf(factor, from[chunk].x, o[4 * chunk]);
+        o[4 * chunk + 1] = fmaf(factor, from[chunk].y, o[4 * chunk + 1]);
+        o[4 * chunk + 2] = fmaf(factor, from[chunk].z, o[4 * chunk + 2]);
+        o[4 * chunk + 3] = fmaf(factor, from[chunk].w, o[4 * chunk + 3]);
+    }
+}
+
 /* Sums of 32 values over the lanes: lane i gets that of v[i]. */
 static __device__ __forceinline__ float sum_over_lanes(float (&v)[32]) {
     const uint32_t lane = rare_lane();
@@ -152,11 +164,14 @@ static __device__ __forceinline__ void column_centre(const struct cuda_decode_pa
         column.sigma = sum_over_warp(product<D>(x, head.centre_static + own)) * params.scale;
     if constexpr (P > 0) {
         float v[32] = {};
+        /* Of pairs that there are not, the last one's vectors are read: so nothing need be known before all are asked for. */
+        if (head.pairs > 0)
 #pragma unroll
-        for (int i = 0; i < P; i++)
-            if (i < head.pairs) {
-                v[2 * i] = product<D>(x, head.centre_cos + own + i * D);
-                v[2 * i + 1] = product<D>(x, head.centre_sin + own + i * D);
+            for (int i = 0; i < P; i++) {
+                const int at = own + min(i, static_cast<int>(head.pairs) - 1) * D;
+                const float cosine = product<D>(x, head.centre_cos + at), sine = product<D>(x, head.centre_sin + at);
+                v[2 * i] = i < head.pairs ? cosine : 0.0F;
+                v[2 * i + 1] = i < head.pairs ? sine : 0.0F;
             }
         float turn = sum_over_lanes(v) * params.scale, other = __shfl_xor_sync(WARP_LANES, turn, 1);
         float length = sqrtf(fmaf(turn, turn, other * other));
@@ -217,20 +232,96 @@ static __device__ __forceinline__ void centre_prefetch(const struct cuda_head &h
     }
 }
 
-/* Not inlined: its registers are none of the loop's over the units. */
+/* Where the warps of a block leave what each made of a column's rotation by a matrix: in slots of the ring of the warp that makes the
+ * column, which are not filled yet. */
+template <int D> struct rotation_parts {
+    static constexpr uint32_t a_slot = 8;
+    static_assert(a_slot * 4 * D <= CUDA_DECODE_SLOT_BYTES(D) && CUDA_DECODE_MAX_WARPS <= 2 * a_slot,
+                  "two slots hold all");
+    uint32_t ring, first, count;
+    __device__ __forceinline__ uint32_t part(uint32_t i) const {
+        return ring + (first + i) / a_slot * CUDA_DECODE_RING_SLOT_BYTES(D) + (first + i) % a_slot * (4 * D) +
+               4 * row<D>::own(rare_lane());
+    }
+};
+
+static __device__ __forceinline__ float query_float(uint16_t element, uint32_t fp16) {
+    return fminf(fmaxf(worker_float(element, fp16), -GREATEST_QUERY), GREATEST_QUERY);
+}
+
+/* A warp's share of the rotations of a query's columns: its rows of the matrix, each read once for all of them. parts(c) tells where
+ * those of column c are left. */
+template <int D, int C, typename Parts>
+static __device__ __forceinline__ void rotate_share(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                    const struct cuda_decode_query &query, uint32_t warp,
+                                                    uint32_t warps, Parts parts) {
+    constexpr uint32_t ahead = C == 4 && D <= 128 ? 8 : 4; /* rows on their way together */
+    const float *matrix = params.heads[kv_head].rotation_k + row<D>::own(rare_lane());
+    /* Of columns that no query stands for, the last one is read: so nothing need be known before all are asked for. */
+    const uint16_t *q[C];
+#pragma unroll
+    for (uint32_t c = 0; c < C; c++)
+        q[c] = reinterpret_cast<const uint16_t *>(element_address(
+            params.q, query.column[min(c, query.columns - 1)] + kv_head * params.group * query.head_stride));
+    float y[C][row<D>::values] = {};
+#pragma unroll 1
+    for (uint32_t first = warp; first < D; first += ahead * warps) {
+        float4 rows[ahead][row<D>::chunks];
+        uint16_t elements[ahead][C];
+#pragma unroll
+        for (uint32_t i = 0; i < ahead; i++) {
+            const uint32_t from = min(first + i * warps, D - 1);
+#pragma unroll
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+                rows[i][chunk] = __ldg(reinterpret_cast<const float4 *>(matrix + from * D + 128 * chunk));
+#pragma unroll
+            for (uint32_t c = 0; c < C; c++)
+                elements[i][c] = __ldg(q[c] + from);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < ahead; i++)
+#pragma unroll
+            for (uint32_t c = 0; c < C; c++) {
+                const bool there = c < query.columns && first + i * warps < D;
+                add_row<D>(y[c], there ? query_float(elements[i][c], params.fp16) : 0.0F, rows[i]);
+            }
+    }
+    if (rare_lane() < row<D>::lanes)
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int i = 0; i < row<D>::values; i++)
+                store_shared(parts(c).part(warp) + 512 * (i / 4) + 4 * (i % 4), y[c][i]);
+}
+
+/* Not inlined: its registers are none of the loop's over the units. `parts`: a rotation by a matrix; of none, the warp rotates alone. */
 template <int D, int P>
 static __device__ __noinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                     const raw_column<D> &raw) {
+                                                     const raw_column<D> &raw, const rotation_parts<D> &parts) {
     const struct cuda_head &head = params.heads[kv_head];
     column<D> column;
     float x[row<D>::values], greatest = 0.0F;
+    if (parts.count > 0) {
 #pragma unroll
-    for (int i = 0; i < row<D>::values; i++)
-        x[i] = fminf(fmaxf(worker_float(raw.element[i], params.fp16), -GREATEST_QUERY), GREATEST_QUERY);
-    if (head.rotation_k)
-        rotate_matrix<D>(head.rotation_k, x);
-    else
-        rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
+        for (int i = 0; i < row<D>::values; i++)
+            x[i] = 0.0F;
+#pragma unroll 8
+        for (uint32_t part = 0; part < parts.count; part++) {
+            float4 share[row<D>::chunks];
+#pragma unroll
+            for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+                share[chunk] = load_shared_floats(parts.part(part) + 512 * chunk);
+            add_row<D>(x, 1.0F, share);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++)
+            x[i] = query_float(raw.element[i], params.fp16);
+        if (head.rotation_k)
+            rotate_matrix<D>(head.rotation_k, x);
+        else
+            rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
+    }
     column_centre<D, P>(params, head, x, column);
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)

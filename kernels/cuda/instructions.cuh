@@ -54,6 +54,10 @@ static __device__ __forceinline__ uint4 load_shared4(uint32_t address) {
                  : "r"(address));
     return x;
 }
+static __device__ __forceinline__ float4 load_shared_floats(uint32_t address) {
+    uint4 x = load_shared4(address);
+    return make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w));
+}
 static __device__ __forceinline__ void store_shared(uint32_t address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
@@ -256,9 +260,12 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  "r"(parity)
                  : "memory");
 }
+/* Pages stream through the second-level cache, which gives them up before what every launch reads. */
 static __device__ __forceinline__ void copy_bulk(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
+    const uint64_t evict_first = 0x12F0000000000000U; /* what createpolicy makes of it */
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(evict_first)
                  : "memory");
 }
 /* Shared memory that was written by stores may be written by copies now. */

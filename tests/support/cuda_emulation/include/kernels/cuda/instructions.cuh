@@ -30,6 +30,9 @@ static inline uint2 load_shared2(uint32_t address, EMULATED_PLACE) {
 static inline uint4 load_shared4(uint32_t address, EMULATED_PLACE) {
     return emulated::shared_load<uint4>(address, here);
 }
+static inline float4 load_shared_floats(uint32_t address, EMULATED_PLACE) {
+    return emulated::shared_load<float4>(address, here);
+}
 static inline void store_shared(uint32_t address, float value, EMULATED_PLACE) {
     emulated::shared_store(address, value, here);
 }
