@@ -289,6 +289,7 @@ static __device__ __forceinline__ void weigh(const state<D, C> &state, const que
  * nothing of a NaN there. */
 template <int D>
 static __device__ __forceinline__ void blank_values(uint32_t slot, const struct sight &sight, uint32_t position) {
+    __syncwarp(); /* other lanes have read them */
     for (uint32_t token = rare_lane(); token < 64; token += 32)
         if (position + token >= sight.first_limit + sight.last_row)
             store_shared(slot + 32 * D + token / 16 * 128 + token % 8 * 16 + token / 8 % 2 * 8 + 4, 0U);

@@ -110,9 +110,10 @@ static bool bulk_run(struct bulk_worker *worker, uint32_t d) {
 }
 
 static void bulk_work(void *argument, uint32_t task, uint32_t thread) {
-    struct bulk_worker *worker = (struct bulk_worker *)argument + thread;
+    struct bulk_worker *worker =
+        (struct bulk_worker *)argument + task; /* the pool may have more threads than there are workers */
     struct bulk *bulk = worker->bulk;
-    (void)task;
+    (void)thread;
     for (;;) {
         uint64_t turn = __atomic_fetch_add(&bulk->taken, 1, __ATOMIC_RELAXED);
         if (bulk->packed[0] + bulk->packed[1] + bulk->packed[2] >= bulk->rows || bulk->failures > 0)
