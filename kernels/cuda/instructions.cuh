@@ -119,7 +119,7 @@ static __device__ __forceinline__ float2 bfloat_floats(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U));
 }
 
-/* The bits of `one` where `mask` has ones, else those of `other`: one operation, two where the compiler knows the mask. */
+/* The bits of `one` where `mask` has ones, else those of `other`: one operation; of a constant mask C++ makes two. */
 static __device__ __forceinline__ uint32_t bits_chosen(uint32_t mask, uint32_t one, uint32_t other) {
     uint32_t x;
     asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(x) : "r"(mask), "r"(one), "r"(other));
