@@ -95,8 +95,7 @@ template <int C> struct weights {
     float sum[columns], greatest[columns];
 };
 
-/* 65535 is the greatest fixed point. */
-#define WEIGHT_BELOW 0.9999847412109375F
+#define WEIGHT_BELOW (65535.0F / 65536.0F) /* so that the greatest weight's fixed point is no more than 65535 */
 #define WEIGHT_LEAST 0x0F800000U /* no scale overflows from there: what is less is nothing beside the reference */
 
 /* The scale that makes 16-bit fixed point of a page's weights; returns what one unit of it weighs. */
@@ -112,8 +111,8 @@ static __device__ __forceinline__ float weight_scale(float greatest, float &scal
 template <int C>
 static __device__ __forceinline__ void weight_bytes(const float (&weight)[C / 4], const float (&scale)[C / 4],
                                                     float zero, uint32_t (&b)[C / 4], float (&zeros)[C / 4]) {
-    const float point =
-        8388608.0F; /* a float from there on has its integer in the low bits: two bytes of it, and a third of zero */
+    /* A float from there on has its integer in the low bits: two bytes, and a third one of zero. */
+    const float point = 0x1p23F;
     uint32_t fixed[C / 4];
 #pragma unroll
     for (int e = 0; e < C / 4; e++) {
