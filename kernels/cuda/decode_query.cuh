@@ -206,13 +206,19 @@ static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_de
                                       (kv_head * params.group + query % params.group) * item.q_head_stride);
 }
 
-/* The same of a segment that the plan has prepared. */
+/* Where column c of a segment that the plan has prepared begins in q. */
+static __device__ __forceinline__ int64_t column_first(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                       const struct cuda_decode_query &query, uint32_t c) {
+    return query.column[c] + kv_head * params.group * query.head_stride;
+}
+
+/* That column. */
 template <int D>
 static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_decode_params &params, uint32_t kv_head,
                                                             const struct cuda_decode_query &query, uint32_t c) {
     if (c >= query.columns)
         return raw_column<D>{};
-    return column_load<D>(params, query.column[c] + kv_head * params.group * query.head_stride);
+    return column_load<D>(params, column_first(params, kv_head, query, c));
 }
 
 /* Asks for what the centre needs to lie in the first-level cache; `share` of `shares` of it. */
@@ -261,8 +267,8 @@ static __device__ __forceinline__ void rotate_share(const struct cuda_decode_par
     const uint16_t *q[C];
 #pragma unroll
     for (uint32_t c = 0; c < C; c++)
-        q[c] = reinterpret_cast<const uint16_t *>(element_address(
-            params.q, query.column[min(c, query.columns - 1)] + kv_head * params.group * query.head_stride));
+        q[c] = reinterpret_cast<const uint16_t *>(
+            element_address(params.q, column_first(params, kv_head, query, min(c, query.columns - 1))));
     float y[C][row<D>::values] = {};
 #pragma unroll 1
     for (uint32_t first = warp; first < D; first += ahead * warps) {
