@@ -95,6 +95,7 @@ int oscar_client_open(const struct oscar_client_options *options, struct oscar_c
                         given.group != NULL ? given.group : "", deadline);
     if (r < 0)
         return r;
+    oscar_descriptors_make_room();
     *ret_client = TAKE_PTR(client);
     return 0;
 }

@@ -40,6 +40,12 @@ static inline uint64_t oscar_client_updates_waiting(const struct oscar_client *c
 /* Connects to a worker socket within the deadline. Sets the thread's detail. */
 int oscar_socket_connect(const char *path, uint64_t deadline, int *ret_socket);
 
+/*
+ * Grows the process's table of descriptors by what one record can bring. The kernel would do so when they come, in the middle of opening a
+ * model, and with threads in the process it waits for an RCU grace period then, 10 ms and more.
+ */
+void oscar_descriptors_make_room(void);
+
 /* HELLO and what comes of it: fills in info, attachment and window of a client that has its connection. */
 int oscar_handshake(struct oscar_client *client, const char *name, const char *group, uint64_t deadline);
 

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -56,6 +57,15 @@ int oscar_socket_connect(const char *path, uint64_t deadline, int *ret_socket) {
     }
     *ret_socket = TAKE_FD(fd);
     return 0;
+}
+
+void oscar_descriptors_make_room(void) {
+    _cleanup_close_ int lowest = eventfd(0, EFD_CLOEXEC);
+    if (lowest < 0)
+        return;
+    /* The kernel never shrinks the table. Fails where RLIMIT_NOFILE forbids so many: then there is nothing to grow for. */
+    _cleanup_close_ int highest = fcntl(lowest, F_DUPFD_CLOEXEC, lowest + (int)OSCAR_MAX_RECORD_FDS);
+    (void)highest;
 }
 
 int oscar_map_descriptor(int fd, uint64_t bytes, int protection, const char *what, void **ret) {

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connecting: versions, what a daemon may send wrong, and what is left behind when it does: nothing. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/version.h"
+#include "tests/support/descriptor_table.h"
 #include "tests/unit/client_fixture.h"
 
 static int open_with(const char *socket_path, struct oscar_client **ret) {
@@ -216,6 +219,26 @@ static void closing_leaves_no_descriptor(void **state) {
     assert_int_equal(open_descriptors(), before);
 }
 
+static void an_open_client_has_room_for_the_descriptors_of_a_record(void **state) {
+    struct client_world *world = *state;
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = limit.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    static int taken[8192];
+    unsigned count = 0, places = descriptor_table_places(getpid());
+    assert_true(places > 0);
+    do { /* until the table has no room for those of a record, but some for what opening takes */
+        assert_true(count < sizeof(taken) / sizeof(taken[0]));
+        taken[count] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        assert_true(taken[count] >= 0);
+    } while (taken[count++] + OSCAR_MAX_RECORD_FDS / 2 < places);
+    assert_ok(open_client(world->fake, &world->client));
+    assert_true(descriptor_table_places(getpid()) >= (unsigned)taken[count - 1] + OSCAR_MAX_RECORD_FDS);
+    while (count > 0)
+        close(taken[--count]);
+}
+
 static void a_forked_child_is_refused(void **state) {
     struct client_world *world = *state;
     pid_t child = fork();
@@ -248,6 +271,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_daemon_that_dies_in_the_handshake_is_a_lost_connection, fake_setup,
                                         world_teardown),
         cmocka_unit_test_setup_teardown(closing_leaves_no_descriptor, fake_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(an_open_client_has_room_for_the_descriptors_of_a_record, fake_setup,
+                                        world_teardown),
         cmocka_unit_test_setup_teardown(a_forked_child_is_refused, client_setup, world_teardown),
     };
     return cmocka_run_group_tests_name("client_handshake", tests, NULL, NULL);
