@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* oscard: puts the parts together, in order, and takes them apart in reverse. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +22,8 @@
 #include "daemon/serve/serve.h"
 #include "proto/cleanup.h"
 #include "proto/version.h"
+
+#define DESCRIPTORS_AHEAD 4096U /* places in the process's table of them, 8 bytes each */
 
 struct daemon {
     struct config *config;
@@ -73,12 +76,22 @@ static void watchdog_due(void *arg) {
     loop_timer_set(daemon->loop, daemon->watchdog, loop_now_ns(daemon->loop) + daemon->watchdog_ns / 2);
 }
 
-static void set_limits(void) {
+/* Descriptors: a few a client, one a chunk, and copies of those while they are announced. Their table is grown before there are threads:
+ * with them the kernel waits for an RCU grace period each time, 10 ms and more, which the loop would stand still. */
+static void make_room_for_descriptors(void) {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max; /* descriptors: a few a client, one a chunk */
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    rlim_t places = limit.rlim_cur < DESCRIPTORS_AHEAD ? limit.rlim_cur : DESCRIPTORS_AHEAD;
+    int last = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, (int)places - 1);
+    if (last >= 0)
+        close(last);
+}
+
+static void set_limits(void) {
+    make_room_for_descriptors();
     (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL,
                 0UL); /* fences are looked at every 50 us: as much again would be added */
 }

@@ -19,6 +19,7 @@
 
 #include "tests/support/cmocka_order.h"
 #include "tests/support/daemon.h"
+#include "tests/support/descriptor_table.h"
 #include "tests/support/peer.h"
 
 #define RUN(output, ...) daemon_run((const char *const[]){__VA_ARGS__, NULL}, output, sizeof(output))
@@ -38,6 +39,16 @@ static void a_daemon_leaves_nothing_behind(void **state) {
     struct peer_record record;
     assert_false(peer_receive(fd, &record));
     close(fd);
+}
+
+/* Else its loop stands still while the table grows beside threads. */
+static void a_daemon_has_room_for_many_descriptors_at_once(void **state) {
+    (void)state;
+    struct test_daemon *daemon = daemon_start(NULL);
+    struct rlimit limit;
+    assert_int_equal(prlimit(daemon->pid, RLIMIT_NOFILE, NULL, &limit), 0);
+    assert_true(descriptor_table_places(daemon->pid) >= (limit.rlim_cur < 4096 ? limit.rlim_cur : 4096));
+    daemon_stop(daemon);
 }
 
 static void a_second_daemon_on_the_same_socket_is_refused(void **state) {
@@ -326,6 +337,7 @@ static void out_of_descriptors_others_are_served_and_later_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_daemon_leaves_nothing_behind),
+        cmocka_unit_test(a_daemon_has_room_for_many_descriptors_at_once),
         cmocka_unit_test(a_second_daemon_on_the_same_socket_is_refused),
         cmocka_unit_test(two_daemons_in_two_directories_are_both_fine),
         cmocka_unit_test(a_killed_daemon_is_started_again_without_cleaning_up),
