@@ -31,6 +31,7 @@ struct worker {
     uint32_t number;
     struct gpu_bench gpu;
     struct oscar_client *client;
+    double connected_ms; /* what opening it took */
     struct oscar_model *model;
     struct oscar_stream *stream;
     uint16_t *rows;    /* device: K, then V of STORED_TOKENS tokens */
@@ -68,7 +69,9 @@ static void open_worker(struct worker *worker, const struct worker_job *job) {
     if (worker->path == NULL)
         give_up("malloc", OSCAR_ERR_NO_MEMORY);
     struct oscar_client_options options = {.size = sizeof(options), .socket = job->socket, .timeout_ms = WAIT_MS};
+    uint64_t begin = bench_now_ns();
     TRY(oscar_client_open(&options, &worker->client));
+    worker->connected_ms = seconds_since(begin) * 1e3;
     struct oscar_stream_params params = {.size = sizeof(params), .native = worker->gpu.native};
     TRY(oscar_stream_open(worker->client, &params, &worker->stream));
 }
@@ -290,8 +293,8 @@ static void attach(struct worker *worker, uint32_t paths) {
             give_up("a path that should be cached is not", OSCAR_ERR_NOT_FOUND);
         oscar_seq_close(seq);
     }
-    line_tell(worker->pipe, "attached %.9f %.9f %.9f", model_ms, samples_percentile_ms(&open, 50),
-              samples_percentile_ms(&launched, 50));
+    line_tell(worker->pipe, "attached %.9f %.9f %.9f %.9f", model_ms, worker->connected_ms,
+              samples_percentile_ms(&open, 50), samples_percentile_ms(&launched, 50));
     samples_free(&open);
     samples_free(&launched);
 }

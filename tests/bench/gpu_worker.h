@@ -10,8 +10,8 @@
  *     hold COUNT               as many steps that work alike but that nobody is told of      "took STEPS SECONDS"
  *     hold_for SECONDS         the same for some time                                        "took STEPS SECONDS"
  *     prefill SECONDS ADVANCE  stores new tokens at an engine's pace; 1: advances them, too  "going", "took TOKENS SECONDS"
- *     attach COUNT             opens the model, then each of the paths up to its first       "attached MS OPEN_MS LAUNCHED_MS"
- *                              attention                                                     (medians)
+ *     attach COUNT             opens the model, then each of the paths up to its first       "attached MS CONNECTED_MS OPEN_MS
+ *                              attention; CONNECTED_MS: of opening the client before         LAUNCHED_MS" (last two: medians)
  */
 #ifndef OSCAR_TESTS_BENCH_GPU_WORKER_H
 #define OSCAR_TESTS_BENCH_GPU_WORKER_H
