@@ -21,7 +21,8 @@ struct block_notes {
 };
 static_assert(sizeof(struct block_notes) == CUDA_DECODE_BLOCK_NOTES_BYTES, "as the host counts them");
 
-/* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: rings, each slot with its barrier and tag behind it, queries, table, notes. */
+/* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: rings, each slot with its barrier and tag behind it, queries, their columns
+ * rotated, table, notes. */
 template <int D, int C, int P> struct shared_plan {
     uint32_t warps, stages;
     static __device__ __forceinline__ uint32_t base() { return shared_address(block_memory()); }
@@ -31,7 +32,10 @@ template <int D, int C, int P> struct shared_plan {
     __device__ __forceinline__ uint32_t queries(uint32_t i) const {
         return ring(warps) + i * CUDA_DECODE_QUERY_BYTES(D, C, P);
     }
-    __device__ __forceinline__ uint32_t table() const { return queries(CUDA_DECODE_QUERIES(C)); }
+    __device__ __forceinline__ uint32_t rotated(uint32_t i) const {
+        return queries(CUDA_DECODE_QUERIES(C)) + i * CUDA_DECODE_ROTATED_BYTES(D, C);
+    }
+    __device__ __forceinline__ uint32_t table() const { return rotated(CUDA_DECODE_QUERIES(C)); }
     __device__ __forceinline__ struct notes *notes(uint32_t warp) const {
         return reinterpret_cast<struct notes *>(block_memory() + (table() + CUDA_DECODE_TABLE_BYTES(P) - base())) +
                warp;
@@ -49,8 +53,8 @@ static __device__ __forceinline__ void query_make(const struct cuda_decode_param
     const int lane = static_cast<int>(rare_lane()), g = lane >> 2, t = lane & 3;
 #pragma unroll 1
     for (int c = 0; c < C; c++) {
-        const column<D> column =
-            column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c), rotation_parts<D>{});
+        const column<D> column = column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c),
+                                                   rotation_parts<D>{}, 0);
         bool mine = (C == 4 ? g / 2 : g) == c; /* B's column */
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -122,7 +126,6 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
     struct notes &notes = *plan.notes(warp);
     auto slot_at = [&](uint32_t i) { return ring + i * CUDA_DECODE_RING_SLOT_BYTES(D); };
     auto tag_of = [&](uint32_t at) { return load_shared(slot_tag<D>(at)); };
-    ring_open<D>(ring, plan.stages);
 
     for (uint32_t work = blockIdx.x; work < params.kv_heads * params.slice_count; work += gridDim.x) {
         const uint32_t kv_head = work / params.slice_count, slice = work % params.slice_count;
@@ -159,20 +162,23 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
 
         uint32_t left; /* units to sum up */
         {
+            /* All that lies far away is asked for before anything is known of it: what waits for something waits once. */
             const struct cuda_decode_start start = params.starts[slice * plan.warps + warp];
             const struct cuda_decode_slice &of = params.slices[slice];
             const struct cuda_head &head = params.heads[kv_head];
-            if (of.query[0].item == CUDA_DECODE_NO_ITEM)
+            const uint32_t first_item = of.query[0].item, second_item = of.query[1].item;
+            uint32_t task = warp % (CUDA_DECODE_QUERIES(C) * C);
+            int64_t column = column_first(params, kv_head, of.query[task / C], task % C);
+            bool there = task % C < of.query[task / C].columns;
+            const float *const rotation = head.rotation_k, *const centred = head.centre_static;
+            const uint32_t centre_work = centred ? head.pairs + 1 : 0;
+            if (work == blockIdx.x)
+                ring_open<D>(ring, plan.stages);
+            if (first_item == CUDA_DECODE_NO_ITEM)
                 continue;
-            const bool two = CUDA_DECODE_QUERIES(C) > 1 && of.query[1].item != CUDA_DECODE_NO_ITEM;
+            struct raw_column<D> raw = column_load<D>(params, column, there);
+            const bool two = CUDA_DECODE_QUERIES(C) > 1 && second_item != CUDA_DECODE_NO_ITEM;
             const uint32_t tasks = (two ? 2U : 1U) * C;
-            auto read = [&](uint32_t task) { return column_read<D>(params, kv_head, of.query[task / C], task % C); };
-            /* The warps that make the queries do so before they ask for pages, behind which what they need would wait. */
-            struct raw_column<D> raw = {};
-            if (warp < tasks) {
-                raw = read(warp);
-                centre_prefetch<D, P>(head, warp, min(plan.warps, tasks));
-            }
             left = __shfl_sync(WARP_LANES, start.units, 0); /* in a register of the warp */
             notes.whole = start.unit == 0;
             notes.to_come = {start.item, start.block};
@@ -190,7 +196,13 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 feed_look<D, C>(feed, params, record, notes);
                 begin({start.item, start.block});
             }
-            const bool together = head.rotation_k; /* all warps rotate: a matrix has as many bytes as 14 pages */
+            uint4 table_share = {};
+            if constexpr (P > 0) {
+                if (threadIdx.x < CUDA_DECODE_TABLE_BYTES(P) / 16)
+                    table_share = table_read(head, threadIdx.x);
+                centre_open<C, P>(centre, head);
+            }
+            const bool together = rotation; /* all warps rotate: a matrix has as many bytes as 14 pages */
             auto parts = [&](uint32_t task) {
                 return rotation_parts<D>{plan.ring(task % plan.warps), task / plan.warps * plan.warps,
                                          together ? plan.warps : 0};
@@ -201,25 +213,37 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                                        [&](uint32_t c) { return parts(i * C + c); });
                 __syncthreads();
             }
-            for (uint32_t task = warp; task < tasks; task += plan.warps) {
+            /* The warps that make the queries do so before they ask for pages, behind which what they need would wait. */
+            for (task = warp; task < tasks; task += plan.warps) {
+                const struct cuda_decode_query &query = of.query[task / C];
                 if (task != warp)
-                    raw = read(task);
-                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw, parts(task)), plan.queries(task / C),
-                                      task % C);
+                    raw = column_load<D>(params, column_first(params, kv_head, query, task % C),
+                                         task % C < query.columns);
+                const uint32_t rotated = plan.rotated(task / C) + task % C * (4 * D);
+                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw, parts(task), centred ? rotated : 0),
+                                      plan.queries(task / C), task % C);
             }
             copies_follow_stores();
-            if constexpr (P > 0) {
-                table_fill<P>(head, plan.table());
-                centre_open<C, P>(centre, head);
+            centre_rows<D> rows = {};
+            if (warp < centre_work)
+                rows = centre_read<D>(head, warp);
+            if constexpr (P > 0)
+                table_fill<P>(head, table_share, plan.table());
+            /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
+            fill(ring, tag_of(ring));
+            __syncthreads();
+            for (uint32_t i = warp; i < centre_work; i += plan.warps) {
+                if (i != warp)
+                    rows = centre_read<D>(head, i);
+                for (uint32_t query = 0; query < tasks / C; query++)
+                    centre_share<D, C, P>(params, rows, i, plan.rotated(query), plan.queries(query));
             }
-        }
-        /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
-#pragma unroll 1
-        for (uint32_t i = 0; i < plan.stages; i++) {
-            fill(slot_at(i), tag_of(slot_at(i)));
-            if (i == 0)
+            if (centre_work > 0)
                 __syncthreads();
         }
+#pragma unroll 1
+        for (uint32_t i = 1; i < plan.stages; i++)
+            fill(slot_at(i), tag_of(slot_at(i)));
         if constexpr (P > 0)
             fetch(ring);
 
@@ -325,7 +349,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
 }
 
 #define DECODE_KERNEL(columns, pairs)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * CUDA_DECODE_WARPS(DECODE_HEAD_DIM, columns), 1)                  \
+    extern "C" __global__ void __launch_bounds__(32 * CUDA_DECODE_WARPS(DECODE_HEAD_DIM), 1)                           \
         decode_##columns##_##pairs(const __grid_constant__ struct cuda_decode_params params) {                         \
         decode<DECODE_HEAD_DIM, columns, pairs>(params);                                                               \
     }

@@ -91,10 +91,16 @@ static __device__ __forceinline__ void centre_tile(const centre<C, P> &centre, u
     }
 }
 
-/* Copies the head's table to shared memory; called by all threads of a block. */
-template <int P> static __device__ __forceinline__ void table_fill(const struct cuda_head &head, uint32_t table) {
-    for (uint32_t i = threadIdx.x; i < CUDA_DECODE_TABLE_BYTES(P) / 4; i += blockDim.x)
-        store_shared(table + 4 * i, head.centre_table ? __ldg(head.centre_table + i) : 0U);
+/* The head's table goes to shared memory by 16 bytes a thread; where a block has too few, they go on. */
+static __device__ __forceinline__ uint4 table_read(const struct cuda_head &head, uint32_t i) {
+    return head.centre_table ? __ldg(reinterpret_cast<const uint4 *>(head.centre_table) + i) : uint4{};
+}
+
+/* `first`: what the thread has read of it before. */
+template <int P>
+static __device__ __forceinline__ void table_fill(const struct cuda_head &head, uint4 first, uint32_t table) {
+    for (uint32_t i = threadIdx.x; i < CUDA_DECODE_TABLE_BYTES(P) / 16; i += blockDim.x)
+        store_shared4(table + 16 * i, i == threadIdx.x ? first : table_read(head, i));
 }
 
 #endif

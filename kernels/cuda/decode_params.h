@@ -8,8 +8,8 @@
 
 #define CUDA_DECODE_TILE 8       /* tokens of a unit of a dense page */
 #define CUDA_DECODE_MAX_WARPS 16 /* of a block; two parts each make the 32 lanes of a warp */
-/* Of a block; d = head size, c = columns: the fewer, the more registers each has. */
-#define CUDA_DECODE_WARPS(d, c) ((d) == 256 ? 8U : (c) == 8 ? 12U : 16U)
+/* Of a block; d = head size: the fewer, the more registers each has, and the less is on its way from memory. */
+#define CUDA_DECODE_WARPS(d) ((d) == 256 ? 8U : 12U)
 #define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
 #define CUDA_DECODE_MOST_COLUMNS 8 /* of a segment */
 #define CUDA_DECODE_MOST_QUERIES 2
@@ -26,8 +26,9 @@ struct cuda_decode_query {
     uint32_t item, block; /* item CUDA_DECODE_NO_ITEM: there is none */
     uint32_t columns;     /* that query rows stand for */
     uint32_t padding;
-    int64_t head_stride;                      /* of q, in elements */
-    int64_t column[CUDA_DECODE_MOST_COLUMNS]; /* where the columns of KV head 0 begin in q, in elements */
+    int64_t head_stride; /* of q, in elements */
+    int64_t column
+        [CUDA_DECODE_MOST_COLUMNS]; /* where the columns of KV head 0 begin in q, in elements; behind the last, it again */
 };
 #define CUDA_DECODE_NO_ITEM 0xFFFFFFFFU
 
@@ -62,13 +63,14 @@ struct cuda_decode_params {
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
 #define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
 #define CUDA_DECODE_QUERY_BYTES(d, c, p) (2U * (c) * (d) + 12U * (c) + 8U * (c) * (p))
+#define CUDA_DECODE_ROTATED_BYTES(d, c) (4U * (c) * (d)) /* of a query's columns */
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
 #define CUDA_DECODE_NOTES_BYTES 64U       /* of a warp */
 #define CUDA_DECODE_BLOCK_NOTES_BYTES 32U /* of a block */
 #define CUDA_DECODE_SHARED_BYTES(d, c, p, warps, stages)                                                               \
     ((warps) * (stages)*CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                                  \
-     CUDA_DECODE_QUERIES(c) * CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES +     \
-     CUDA_DECODE_BLOCK_NOTES_BYTES)
+     CUDA_DECODE_QUERIES(c) * (CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_ROTATED_BYTES(d, c)) +                   \
+     CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES + CUDA_DECODE_BLOCK_NOTES_BYTES)
 
 /* Floats of one column's partial result. */
 #define CUDA_DECODE_PARTIAL_FLOATS(d) ((d) + 4U)

@@ -41,19 +41,21 @@ static __device__ __forceinline__ void add_row(float (&o)[row<D>::values], float
     }
 }
 
-/* Sums of 32 values over the lanes: lane i gets that of v[i]. */
-static __device__ __forceinline__ float sum_over_lanes(float (&v)[32]) {
+/* Sums of N values over the lanes: lane i gets that of v[i / (32 / N)]. */
+template <int N> static __device__ __forceinline__ float sum_over_lanes(float (&v)[N]) {
     const uint32_t lane = rare_lane();
 #pragma unroll
     for (int step = 0; step < 5; step++) {
-        const int half = 16 >> step;
-        bool upper = lane & half;
+        const int half = 16 >> step, left = half * N / 32; /* values, after this step */
+        const bool upper = lane & half;
 #pragma unroll
-        for (int i = 0; i < 16; i++)
-            if (i < half) {
-                float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
+        for (int i = 0; i < N / 2; i++)
+            if (i < left) {
+                float mine = upper ? v[i + left] : v[i], other = upper ? v[i] : v[i + left];
                 v[i] = mine + __shfl_xor_sync(WARP_LANES, other, half);
             }
+        if (left == 0)
+            v[0] += __shfl_xor_sync(WARP_LANES, v[0], half);
     }
     return v[0];
 }
@@ -154,43 +156,48 @@ template <int D> struct column {
     float sum, scale, sigma, turn;
 };
 
+/* A part of a pair's logit; `other` is the other part. */
+static __device__ __forceinline__ float turn_within(float turn, float other) {
+    const float length = sqrtf(fmaf(turn, turn, other * other));
+    return length > GREATEST_TURN ? turn * (GREATEST_TURN / length) : turn;
+}
+
+/* What the centre makes of a column that a warp makes alone. */
 template <int D, int P>
 static __device__ __forceinline__ void column_centre(const struct cuda_decode_params &params,
                                                      const struct cuda_head &head, const float (&x)[row<D>::values],
                                                      column<D> &column) {
     const int own = row<D>::own(rare_lane());
-    column.sigma = column.turn = 0.0F;
     if (head.centre_static)
         column.sigma = sum_over_warp(product<D>(x, head.centre_static + own)) * params.scale;
     if constexpr (P > 0) {
         float v[32] = {};
-        /* Of pairs that there are not, the last one's vectors are read: so nothing need be known before all are asked for. */
-        if (head.pairs > 0)
 #pragma unroll
-            for (int i = 0; i < P; i++) {
-                const int at = own + min(i, static_cast<int>(head.pairs) - 1) * D;
-                const float cosine = product<D>(x, head.centre_cos + at), sine = product<D>(x, head.centre_sin + at);
-                v[2 * i] = i < head.pairs ? cosine : 0.0F;
-                v[2 * i + 1] = i < head.pairs ? sine : 0.0F;
+        for (int i = 0; i < P; i++)
+            if (i < head.pairs) {
+                v[2 * i] = product<D>(x, head.centre_cos + own + i * D);
+                v[2 * i + 1] = product<D>(x, head.centre_sin + own + i * D);
             }
-        float turn = sum_over_lanes(v) * params.scale, other = __shfl_xor_sync(WARP_LANES, turn, 1);
-        float length = sqrtf(fmaf(turn, turn, other * other));
-        column.turn = length > GREATEST_TURN ? turn * (GREATEST_TURN / length) : turn;
+        const float turn = sum_over_lanes(v) * params.scale;
+        column.turn = turn_within(turn, __shfl_xor_sync(WARP_LANES, turn, 1));
     }
 }
 
 /* A column's elements as the worker has them; those of one that no query stands for are zero. */
 template <int D> struct raw_column { uint16_t element[row<D>::values]; };
 
-/* The column that begins at an element of q. */
+/* The column that begins at an element of q; one that a query stands for, or else one that may be read. */
 template <int D>
-static __device__ __forceinline__ raw_column<D> column_load(const struct cuda_decode_params &params, int64_t first) {
+static __device__ __forceinline__ raw_column<D> column_load(const struct cuda_decode_params &params, int64_t first,
+                                                            bool there) {
     const uint16_t *own =
         reinterpret_cast<const uint16_t *>(element_address(params.q, first + row<D>::own(rare_lane())));
     raw_column<D> raw;
 #pragma unroll
-    for (int i = 0; i < row<D>::values; i++)
-        raw.element[i] = __ldg(own + i / 4 * 128 + i % 4);
+    for (int i = 0; i < row<D>::values; i++) {
+        const uint16_t element = __ldg(own + i / 4 * 128 + i % 4);
+        raw.element[i] = there ? element : 0;
+    }
     return raw;
 }
 
@@ -202,40 +209,16 @@ static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_de
     uint32_t query = block * C + c;
     if (query >= item.rows * params.group)
         return raw_column<D>{};
-    return column_load<D>(params, item.q_offset + (query / params.group) * item.q_row_stride +
-                                      (kv_head * params.group + query % params.group) * item.q_head_stride);
+    return column_load<D>(params,
+                          item.q_offset + (query / params.group) * item.q_row_stride +
+                              (kv_head * params.group + query % params.group) * item.q_head_stride,
+                          true);
 }
 
-/* Where column c of a segment that the plan has prepared begins in q. */
+/* Where column c of a segment that the plan has prepared begins in q; where no query stands for it, what is there may be read. */
 static __device__ __forceinline__ int64_t column_first(const struct cuda_decode_params &params, uint32_t kv_head,
                                                        const struct cuda_decode_query &query, uint32_t c) {
     return query.column[c] + kv_head * params.group * query.head_stride;
-}
-
-/* That column. */
-template <int D>
-static __device__ __forceinline__ raw_column<D> column_read(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                            const struct cuda_decode_query &query, uint32_t c) {
-    if (c >= query.columns)
-        return raw_column<D>{};
-    return column_load<D>(params, column_first(params, kv_head, query, c));
-}
-
-/* Asks for what the centre needs to lie in the first-level cache; `share` of `shares` of it. */
-template <int D, int P>
-static __device__ __forceinline__ void centre_prefetch(const struct cuda_head &head, uint32_t share, uint32_t shares) {
-    auto ask = [&](const void *from, uint32_t bytes) {
-        for (uint32_t at = 128 * (32 * share + rare_lane()); at < bytes; at += 128 * 32 * shares)
-            prefetch_line(static_cast<const uint8_t *>(from) + at);
-    };
-    if (!head.centre_static)
-        return;
-    ask(head.centre_static, 4 * D);
-    if (P > 0 && head.pairs > 0) {
-        ask(head.centre_cos, 4 * D * head.pairs);
-        ask(head.centre_sin, 4 * D * head.pairs);
-        ask(head.centre_table, CUDA_DECODE_TABLE_BYTES(P));
-    }
 }
 
 /* Where the warps of a block leave what each made of a column's rotation by a matrix: in slots of the ring of the warp that makes the
@@ -263,12 +246,10 @@ static __device__ __forceinline__ void rotate_share(const struct cuda_decode_par
                                                     uint32_t warps, Parts parts) {
     constexpr uint32_t ahead = C == 4 && D <= 128 ? 8 : 4; /* rows on their way together */
     const float *matrix = params.heads[kv_head].rotation_k + row<D>::own(rare_lane());
-    /* Of columns that no query stands for, the last one is read: so nothing need be known before all are asked for. */
     const uint16_t *q[C];
 #pragma unroll
     for (uint32_t c = 0; c < C; c++)
-        q[c] = reinterpret_cast<const uint16_t *>(
-            element_address(params.q, column_first(params, kv_head, query, min(c, query.columns - 1))));
+        q[c] = reinterpret_cast<const uint16_t *>(element_address(params.q, column_first(params, kv_head, query, c)));
     float y[C][row<D>::values] = {};
 #pragma unroll 1
     for (uint32_t first = warp; first < D; first += ahead * warps) {
@@ -300,12 +281,14 @@ static __device__ __forceinline__ void rotate_share(const struct cuda_decode_par
                 store_shared(parts(c).part(warp) + 512 * (i / 4) + 4 * (i % 4), y[c][i]);
 }
 
-/* Not inlined: its registers are none of the loop's over the units. `parts`: a rotation by a matrix; of none, the warp rotates alone. */
+/* Not inlined: its registers are none of the loop's over the units. `parts`: a rotation by a matrix; of none, the warp rotates alone.
+ * The rotated column is left at `rotated` for the warps that share the centre's work; 0: the warp does that alone, too. */
 template <int D, int P>
 static __device__ __noinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                     const raw_column<D> &raw, const rotation_parts<D> &parts) {
+                                                     raw_column<D> raw, rotation_parts<D> parts, uint32_t rotated) {
     const struct cuda_head &head = params.heads[kv_head];
     column<D> column;
+    column.sigma = column.turn = 0.0F;
     float x[row<D>::values], greatest = 0.0F;
     if (parts.count > 0) {
 #pragma unroll
@@ -328,7 +311,12 @@ static __device__ __noinline__ column<D> column_make(const struct cuda_decode_pa
         else
             rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
     }
-    column_centre<D, P>(params, head, x, column);
+    if (rotated == 0)
+        column_centre<D, P>(params, head, x, column);
+    else if (rare_lane() < row<D>::lanes)
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++)
+            store_shared(rotated + 4 * row<D>::own(rare_lane()) + 512 * (i / 4) + 4 * (i % 4), x[i]);
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         greatest = fmaxf(greatest, fabsf(x[i]));
@@ -364,6 +352,55 @@ static __device__ __forceinline__ void column_write(const column<D> &column, uin
     }
     if (P > 0 && lane < 2 * P)
         store_shared(area + shape::turns + 8 * P * c + 4 * lane, column.turn);
+}
+
+/* What the centre adds to the columns of a query is worked out by all warps of a block: work `i` of a head is its static part (0) or
+ * pair i - 1. A lane's share of what it multiplies the columns with: */
+template <int D> struct centre_rows { float4 of[2][row<D>::chunks]; /* cosine and sine; the static part twice */ };
+
+template <int D>
+static __device__ __forceinline__ centre_rows<D> centre_read(const struct cuda_head &head, uint32_t i) {
+    const int own = row<D>::own(rare_lane());
+    const float *from[2] = {i == 0 ? head.centre_static : head.centre_cos + (i - 1) * D,
+                            i == 0 ? head.centre_static : head.centre_sin + (i - 1) * D};
+    centre_rows<D> rows;
+#pragma unroll
+    for (int part = 0; part < 2; part++)
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+            rows.of[part][chunk] = __ldg(reinterpret_cast<const float4 *>(from[part] + own + 128 * chunk));
+    return rows;
+}
+
+/* Work i of a segment's columns, which lie rotated at `rotated`, as floats [C][D]: into its area. */
+template <int D, int C, int P>
+static __device__ __forceinline__ void centre_share(const struct cuda_decode_params &params, const centre_rows<D> &rows,
+                                                    uint32_t i, uint32_t rotated, uint32_t area) {
+    using shape = query_area<D, C, P>;
+    constexpr int lanes = 32 / (2 * C); /* that have one sum */
+    const uint32_t lane = rare_lane();
+    float v[2 * C] = {};
+#pragma unroll
+    for (int c = 0; c < C; c++)
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+            const float4 x = load_shared_floats(rotated + 4 * (c * D + row<D>::own(lane) + 128 * chunk));
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const float4 r = rows.of[part][chunk];
+                v[2 * c + part] = fmaf(x.x, r.x, fmaf(x.y, r.y, fmaf(x.z, r.z, fmaf(x.w, r.w, v[2 * c + part]))));
+            }
+        }
+    if (lane >= row<D>::lanes)
+#pragma unroll
+        for (int c = 0; c < 2 * C; c++)
+            v[c] = 0.0F;
+    const float sum = sum_over_lanes(v) * params.scale, other = __shfl_xor_sync(WARP_LANES, sum, lanes);
+    const uint32_t c = lane / lanes / 2, part = lane / lanes % 2;
+    if (lane % lanes == 0 && i > 0)
+        store_shared(area + shape::turns + 8 * (P * c + i - 1) + 4 * part, turn_within(sum, other));
+    else if (lane % lanes == 0 && part == 0)
+        store_shared(area + shape::sigmas + 4 * c, sum);
 }
 
 /* --- out --- */

@@ -64,6 +64,10 @@ static __device__ __forceinline__ void store_shared(uint32_t address, float valu
 static __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+static __device__ __forceinline__ void store_shared4(uint32_t address, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
 
 /* True in one lane of the warp. */
 static __device__ __forceinline__ bool one_lane() {
@@ -79,11 +83,6 @@ static __device__ __forceinline__ bool one_lane() {
 #else
     return rare_lane() == 0;
 #endif
-}
-
-/* Asks for the 128 bytes there to lie in the first-level cache. */
-static __device__ __forceinline__ void prefetch_line(const void *address) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
 /* --- arithmetic --- */

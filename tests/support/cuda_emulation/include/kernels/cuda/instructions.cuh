@@ -39,14 +39,14 @@ static inline void store_shared(uint32_t address, float value, EMULATED_PLACE) {
 static inline void store_shared(uint32_t address, uint32_t value, EMULATED_PLACE) {
     emulated::shared_store(address, value, here);
 }
+static inline void store_shared4(uint32_t address, uint4 value, EMULATED_PLACE) {
+    emulated::shared_store(address, value, here);
+}
 
 static inline bool one_lane(EMULATED_PLACE) {
     emulated::together<uint32_t>("elect", here, 0U, [](const uint32_t *, uint32_t *) {});
     return emulated::lane() == 0;
 }
-
-/* Nothing here is cached. */
-static inline void prefetch_line(const void *address, EMULATED_PLACE) { emulated::check_global(address, 1, 1, here); }
 
 /* --- arithmetic --- */
 
