@@ -100,7 +100,6 @@ int cuda_decode_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_imp
         .kv_heads = geometry->kv_heads,
         .group = geometry->query_heads / geometry->kv_heads,
         .slice_count = shape->slices,
-        .stages = shape->stages,
         .frequencies = view->frequencies,
         .fp16 = geometry->dtype == OSCAR_FP16,
         .has_lse = args->lse != NULL,
@@ -112,8 +111,8 @@ int cuda_decode_enqueue(struct oscar_stream_impl *stream, struct oscar_batch_imp
                                                                 : d == 128 ? 1
                                                                            : 2][kernel],
                                        shape->blocks, 1, 1, 32 * shape->warps, 1, 1,
-                                       CUDA_DECODE_SHARED_BYTES(d, shape->columns, pairs, shape->warps, shape->stages),
-                                       stream->stream, (void *[]){&params}, NULL),
+                                       CUDA_DECODE_SHARED_BYTES(d, shape->columns, pairs, shape->warps), stream->stream,
+                                       (void *[]){&params}, NULL),
         names[kernel], NULL);
 }
 

@@ -6,8 +6,9 @@
  * tokens of a dense one, which have as many bytes. A KV head's units, segment after segment, are divided evenly among its
  * slices, a slice's among the warps of one block (the plan: decode_plan.c). So no block meets two KV heads at once.
  *
- * A warp works for itself: it copies its units to its own ring of slots, some units ahead, and sums them up in registers, with no
- * barrier of the block in between. It finishes segments that are all its own; of the first and the last one it may have parts,
+ * A warp works for itself: it copies its units to slots of its own, one ahead, and sums them up in registers, with no
+ * barrier of the block in between. It asks for one when the one before it has come: more on their way would only queue up at the
+ * memory, which then serves some processors much sooner than others. It finishes segments that are all its own; of the first and the last one it may have parts,
  * which it parks: decode_merge.cuh. What it needs only where segments meet stays in shared memory (struct notes), so that the
  * registers are there for the units.
  */
@@ -21,16 +22,16 @@ struct block_notes {
 };
 static_assert(sizeof(struct block_notes) == CUDA_DECODE_BLOCK_NOTES_BYTES, "as the host counts them");
 
-/* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: rings, each slot with its barrier and tag behind it, queries, their columns
+/* Shared memory, as counted by CUDA_DECODE_SHARED_BYTES: slots, each with its barrier and tag behind it, queries, their columns
  * rotated, table, notes. */
 template <int D, int C, int P> struct shared_plan {
-    uint32_t warps, stages;
+    uint32_t warps;
     static __device__ __forceinline__ uint32_t base() { return shared_address(block_memory()); }
-    __device__ __forceinline__ uint32_t ring(uint32_t warp) const {
-        return base() + warp * stages * CUDA_DECODE_RING_SLOT_BYTES(D);
+    __device__ __forceinline__ uint32_t slots(uint32_t warp) const {
+        return base() + warp * CUDA_DECODE_SLOTS * CUDA_DECODE_RING_SLOT_BYTES(D);
     }
     __device__ __forceinline__ uint32_t queries(uint32_t i) const {
-        return ring(warps) + i * CUDA_DECODE_QUERY_BYTES(D, C, P);
+        return slots(warps) + i * CUDA_DECODE_QUERY_BYTES(D, C, P);
     }
     __device__ __forceinline__ uint32_t rotated(uint32_t i) const {
         return queries(CUDA_DECODE_QUERIES(C)) + i * CUDA_DECODE_ROTATED_BYTES(D, C);
@@ -120,16 +121,17 @@ static __device__ __forceinline__ void finish_block(const struct cuda_decode_par
 }
 
 template <int D, int C, int P> static __device__ __forceinline__ void decode(const struct cuda_decode_params &params) {
-    const shared_plan<D, C, P> plan = {blockDim.x / 32, params.stages};
+    const shared_plan<D, C, P> plan = {blockDim.x / 32};
     const uint32_t warp = __shfl_sync(WARP_LANES, threadIdx.x / 32, 0), lane = threadIdx.x & 31;
-    const uint32_t ring = plan.ring(warp);
     struct notes &notes = *plan.notes(warp);
-    auto slot_at = [&](uint32_t i) { return ring + i * CUDA_DECODE_RING_SLOT_BYTES(D); };
     auto tag_of = [&](uint32_t at) { return load_shared(slot_tag<D>(at)); };
 
     for (uint32_t work = blockIdx.x; work < params.kv_heads * params.slice_count; work += gridDim.x) {
         const uint32_t kv_head = work / params.slice_count, slice = work % params.slice_count;
         const uint32_t record = params.first_record + kv_head;
+        /* Slots: of the unit to sum up, of the one after it, and one that is free until one of them is parked in. */
+        uint32_t at = plan.slots(warp), next = at + CUDA_DECODE_RING_SLOT_BYTES(D),
+                 spare = next + CUDA_DECODE_RING_SLOT_BYTES(D);
         struct feed feed = {};
         centre<C, P> centre;
 
@@ -139,9 +141,6 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 if (feed.left % 32 == 0 && feed.left > 0)
                     feed_look<D, C>(feed, params, record, notes);
             }
-#if !CUDA_BULK_COPIES
-            copies_commit();
-#endif
             __syncwarp(); /* all lanes may ask for its tag */
         };
         /* Notes what the warp's next units belong to. */
@@ -173,7 +172,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             const float *const rotation = head.rotation_k, *const centred = head.centre_static;
             const uint32_t centre_work = centred ? head.pairs + 1 : 0;
             if (work == blockIdx.x)
-                ring_open<D>(ring, plan.stages);
+                slots_open<D>(at);
             if (first_item == CUDA_DECODE_NO_ITEM)
                 continue;
             struct raw_column<D> raw = column_load<D>(params, column, there);
@@ -204,7 +203,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             }
             const bool together = rotation; /* all warps rotate: a matrix has as many bytes as 14 pages */
             auto parts = [&](uint32_t task) {
-                return rotation_parts<D>{plan.ring(task % plan.warps), task / plan.warps * plan.warps,
+                return rotation_parts<D>{plan.slots(task % plan.warps), task / plan.warps * plan.warps,
                                          together ? plan.warps : 0};
             };
             if (together) {
@@ -230,7 +229,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             if constexpr (P > 0)
                 table_fill<P>(head, table_share, plan.table());
             /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
-            fill(ring, tag_of(ring));
+            fill(at, tag_of(at));
             __syncthreads();
             for (uint32_t i = warp; i < centre_work; i += plan.warps) {
                 if (i != warp)
@@ -241,11 +240,9 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             if (centre_work > 0)
                 __syncthreads();
         }
-#pragma unroll 1
-        for (uint32_t i = 1; i < plan.stages; i++)
-            fill(slot_at(i), tag_of(slot_at(i)));
+        fill(next, tag_of(next));
         if constexpr (P > 0)
-            fetch(ring);
+            fetch(at);
 
         query<D, C> query;
         state<D, C> state;
@@ -262,36 +259,28 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             state_open<D, C>(state);
         };
 
-        uint32_t slot = 0, order = ring_of(plan.stages);
-#if !CUDA_BULK_COPIES
-        uint32_t behind = plan.stages - 1; /* copies that may be on their way when the oldest one has come */
-#endif
         auto await = [&](uint32_t at, uint32_t tag) {
 #if CUDA_BULK_COPIES
             barrier_wait(at + CUDA_DECODE_SLOT_BYTES(D), tag / UNIT_PARITY & 1);
 #else
-            copies_wait(behind);
+            copies_arrive();
             __syncwarp();
 #endif
         };
         const uint32_t table = plan.table(), sights = shared_address(&notes.sight);
         while (left > 0) {
             enter();
-            uint32_t at = slot_at(slot), tag = tag_of(at);
+            uint32_t tag = tag_of(at);
+            await(at, tag);
             /* Some tokens tell where the references belong: without any, the page would be summed up twice. */
             if (tag < UNIT_EMPTY) {
-                await(at, tag);
                 centre_turn<C, P>(centre);
                 follow<D, C, P>(state, query, centre, table, at, sights, tag & UNIT_POSITION, 1);
             }
-            for (;; slot = ring_after(order, slot)) {
-                at = slot_at(slot);
-                tag = tag_of(at);
-                const uint32_t following = ring_after(order, slot);
-                await(at, tag);
+            for (;;) {
                 if constexpr (P > 0) {
                     centre_turn<C, P>(centre);
-                    fetch(slot_at(following));
+                    fetch(next);
                 }
                 if (tag < UNIT_EMPTY)
                     attend_packed<D, C, P>(state, query, centre, table, at, sights, tag & UNIT_POSITION,
@@ -302,9 +291,12 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 left--;
                 if ((tag & UNIT_LAST) || left == 0)
                     break;
-                fill(at, tag);
-                if (P > 0 && following == slot) /* a ring of one slot: only now it is known */
-                    fetch(at);
+                const uint32_t next_tag = tag_of(next), done = at;
+                await(next, next_tag);
+                fill(done, tag);
+                at = next;
+                next = done;
+                tag = next_tag;
             }
 
             park<D, C>(state, at);
@@ -316,12 +308,6 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                     notes.parked[part] = notes.now;
                     notes.slot[part] = at;
                 }
-                for (uint32_t i = 0; i < plan.stages; i++)
-                    if (ring_after(order, i) == slot)
-                        order ^= (slot ^ ring_after(order, slot)) << (4 * i);
-#if !CUDA_BULK_COPIES
-                behind--;
-#endif
             } else {
                 for (int c = 0; c < C; c++)
                     finish_parts<D, C>(params, kv_head, slice, slice, slice, notes.now.item, notes.now.block, c, 1, at);
@@ -329,16 +315,15 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             __syncwarp();
             copies_follow_stores();
             if (left > 0) {
-                const struct segment next = next_segment<C>(params, notes.now);
+                const struct segment following = next_segment<C>(params, notes.now);
+                const uint32_t done = stays ? spare : at;
                 __syncwarp();
-                begin(next);
+                begin(following);
                 notes.whole = 1;
                 __syncwarp();
-                if (!stays)
-                    fill(at, tag);
-                if (P > 0 && ring_after(order, slot) == slot)
-                    fetch(at);
-                slot = ring_after(order, slot);
+                fill(done, tag_of(done));
+                at = next;
+                next = done;
             }
         }
         __syncthreads();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a warp's units come to it: they follow each other through its segments, and a ring of slots holds the next ones, which are
- * copied while earlier ones are summed up. Segments and units: decode.cu.
+ * How a warp's units come to it: they follow each other through its segments, in two slots by turns, so that one is copied while the
+ * one before it is summed up. Segments and units: decode.cu.
  */
 #ifndef OSCAR_KERNELS_CUDA_DECODE_FEED_CUH
 #define OSCAR_KERNELS_CUDA_DECODE_FEED_CUH
@@ -63,12 +63,13 @@ template <int D> static __device__ __forceinline__ uint32_t slot_tag(uint32_t sl
     return slot + CUDA_DECODE_SLOT_BYTES(D) + 8;
 }
 
-/* Opens the barriers of a ring; called by all lanes of its warp, once. By one lane: where each opened its own slot, nvcc 13.0 used the stack
- * pointer's register for the addresses. */
-template <int D> static __device__ __forceinline__ void ring_open(uint32_t ring, uint32_t slots) {
+/* Opens the barriers of a warp's slots; called by all of its lanes, once. By one lane: where each opened its own slot, nvcc 13.0 used the
+ * stack pointer's register for the addresses. */
+template <int D> static __device__ __forceinline__ void slots_open(uint32_t first) {
     if ((threadIdx.x & 31) == 0) {
-        for (uint32_t i = 0; i < slots; i++) {
-            const uint32_t slot = ring + i * CUDA_DECODE_RING_SLOT_BYTES(D);
+#pragma unroll
+        for (uint32_t i = 0; i < CUDA_DECODE_SLOTS; i++) {
+            const uint32_t slot = first + i * CUDA_DECODE_RING_SLOT_BYTES(D);
 #if CUDA_BULK_COPIES
             barrier_open(slot + CUDA_DECODE_SLOT_BYTES(D));
 #endif
@@ -164,12 +165,6 @@ template <int D> static __device__ __forceinline__ void feed_slot(feed &feed, ui
             copy_16(slot + rows + at, from + 128 * D + at);
         }
 #endif
-}
-
-/* A ring of slots: 4 bits of each name the slot that follows it. */
-static __device__ __forceinline__ uint32_t ring_after(uint32_t ring, uint32_t slot) { return ring >> (4 * slot) & 15; }
-static __device__ __forceinline__ uint32_t ring_of(uint32_t slots) {
-    return 0x87654321U & ~(15U << (4 * (slots - 1))); /* the last one's is 0 */
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Partial results. A warp parks what it has of a segment in a slot of its ring: o of each column [columns][D + padding], then m and
+ * Partial results. A warp parks what it has of a segment in one of its slots: o of each column [columns][D + padding], then m and
  * l [columns]. Parked parts of one segment are merged in the order of the warps, one warp a column; where a segment
  * extends over several slices, the result goes to global memory and who arrives last merges in the order of the slices.
  */
@@ -64,7 +64,7 @@ static __device__ __forceinline__ void merge_parts(uint32_t members, uint32_t sl
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         o[i] = 0.0F;
-    constexpr int ahead = 4; /* parts on their way together */
+    constexpr int ahead = D == 256 ? 6 : 12; /* parts on their way together */
     for (uint32_t left = members; left != 0;) {
         float4 values[ahead][row<D>::chunks];
         float share[ahead];

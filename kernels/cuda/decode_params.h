@@ -7,7 +7,7 @@
 #include "kernels/cuda/layout.h"
 
 #define CUDA_DECODE_TILE 8       /* tokens of a unit of a dense page */
-#define CUDA_DECODE_MAX_WARPS 16 /* of a block; two parts each make the 32 lanes of a warp */
+#define CUDA_DECODE_MAX_WARPS 12 /* of a block; two parts each are looked at by a lane each */
 /* Of a block; d = head size: the fewer, the more registers each has, and the less is on its way from memory. */
 #define CUDA_DECODE_WARPS(d) ((d) == 256 ? 8U : 12U)
 #define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
@@ -51,7 +51,6 @@ struct cuda_decode_params {
     uint32_t first_record;    /* of the layer in a page */
     uint32_t kv_heads, group; /* group: query heads a KV head */
     uint32_t slice_count;     /* of a KV head */
-    uint32_t stages;          /* of a warp's ring */
     uint32_t frequencies;
     uint32_t fp16; /* q and out are FP16, else BF16 */
     uint32_t has_lse;
@@ -59,6 +58,7 @@ struct cuda_decode_params {
     uint32_t padding;
 };
 
+#define CUDA_DECODE_SLOTS 3U /* of a warp: two take units in turn, one waits until one of them is parked in */
 /* Bytes of shared memory; d = head size, c = columns, p = pairs that the kernel is made for. */
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
 #define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
@@ -67,8 +67,8 @@ struct cuda_decode_params {
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
 #define CUDA_DECODE_NOTES_BYTES 64U       /* of a warp */
 #define CUDA_DECODE_BLOCK_NOTES_BYTES 32U /* of a block */
-#define CUDA_DECODE_SHARED_BYTES(d, c, p, warps, stages)                                                               \
-    ((warps) * (stages)*CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                                  \
+#define CUDA_DECODE_SHARED_BYTES(d, c, p, warps)                                                                       \
+    ((warps)*CUDA_DECODE_SLOTS * CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                         \
      CUDA_DECODE_QUERIES(c) * (CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_ROTATED_BYTES(d, c)) +                   \
      CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES + CUDA_DECODE_BLOCK_NOTES_BYTES)
 

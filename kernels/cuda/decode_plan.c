@@ -9,28 +9,15 @@
 _Static_assert(CUDA_MAX_DECODE_ROWS == OSCAR_MAX_DECODE_ROWS, "one bound, said twice for nvcc");
 
 #define MOST_PAIRS CUDA_MAX_PAIRS /* the plan does not depend on the calibration */
-/* Slots of a warp's ring. More would only queue up at the memory, which then serves some processors much sooner than others: on an
- * H200 all of them wait 4 % longer for the last. */
-#define STAGES 2U
-
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-static uint32_t stages_of(uint32_t shared_bytes, uint32_t head_dim, uint32_t columns, uint32_t warps) {
-    uint32_t fixed = CUDA_DECODE_SHARED_BYTES(head_dim, columns, MOST_PAIRS, 0, 0);
-    uint32_t slots = shared_bytes > fixed ? (shared_bytes - fixed) / CUDA_DECODE_RING_SLOT_BYTES(head_dim) : 0;
-    return smaller(slots / warps, STAGES);
-}
 
 struct cuda_decode_shape cuda_decode_shape_of(uint32_t processors, uint32_t shared_bytes, uint32_t head_dim,
                                               uint32_t kv_heads, uint32_t group, uint32_t rows) {
     struct cuda_decode_shape shape = {.columns = smaller(rows, OSCAR_MAX_DECODE_ROWS) * group <= 4 ? 4 : 8};
-    /* As many warps as shared memory has room for. */
-    for (shape.warps = CUDA_DECODE_WARPS(head_dim);; shape.warps--) {
-        shape.stages = stages_of(shared_bytes, head_dim, shape.columns, shape.warps);
-        if (shape.stages == STAGES || shape.warps == 1)
-            break;
-    }
+    shape.warps = CUDA_DECODE_WARPS(head_dim);
+    while (shape.warps > 1 && CUDA_DECODE_SHARED_BYTES(head_dim, shape.columns, MOST_PAIRS, shape.warps) > shared_bytes)
+        shape.warps--;
     shape.slices = smaller(larger(processors / kv_heads, 1), CUDA_DECODE_MAX_SLICES);
     shape.blocks = smaller(shape.slices * kv_heads, processors);
     return shape;

@@ -15,7 +15,6 @@
 struct cuda_decode_shape {
     uint32_t columns; /* of a segment: 4 or 8 */
     uint32_t warps;   /* of a block */
-    uint32_t stages;  /* of a warp's ring */
     uint32_t slices;  /* of a KV head */
     uint32_t blocks;
 };

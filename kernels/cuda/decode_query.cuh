@@ -221,15 +221,15 @@ static __device__ __forceinline__ int64_t column_first(const struct cuda_decode_
     return query.column[c] + kv_head * params.group * query.head_stride;
 }
 
-/* Where the warps of a block leave what each made of a column's rotation by a matrix: in slots of the ring of the warp that makes the
+/* Where the warps of a block leave what each made of a column's rotation by a matrix: in slots of the warp that makes the
  * column, which are not filled yet. */
 template <int D> struct rotation_parts {
     static constexpr uint32_t a_slot = 8;
     static_assert(a_slot * 4 * D <= CUDA_DECODE_SLOT_BYTES(D) && CUDA_DECODE_MAX_WARPS <= 2 * a_slot,
                   "two slots hold all");
-    uint32_t ring, first, count;
+    uint32_t slots, first, count;
     __device__ __forceinline__ uint32_t part(uint32_t i) const {
-        return ring + (first + i) / a_slot * CUDA_DECODE_RING_SLOT_BYTES(D) + (first + i) % a_slot * (4 * D) +
+        return slots + (first + i) / a_slot * CUDA_DECODE_RING_SLOT_BYTES(D) + (first + i) % a_slot * (4 * D) +
                4 * row<D>::own(rare_lane());
     }
 };

@@ -274,34 +274,6 @@ static __device__ __forceinline__ void copies_follow_stores() {
 
 #else
 
-/* copies_wait with a number (0..7) that is not constant. */
-static __device__ __forceinline__ void copies_wait(uint32_t pending) {
-    switch (pending) {
-    case 0:
-        copies_wait<0>();
-        break;
-    case 1:
-        copies_wait<1>();
-        break;
-    case 2:
-        copies_wait<2>();
-        break;
-    case 3:
-        copies_wait<3>();
-        break;
-    case 4:
-        copies_wait<4>();
-        break;
-    case 5:
-        copies_wait<5>();
-        break;
-    case 6:
-        copies_wait<6>();
-        break;
-    default:
-        copies_wait<7>();
-    }
-}
 static __device__ __forceinline__ void copies_follow_stores() {}
 
 #endif

@@ -236,8 +236,6 @@ static inline void barrier_wait(uint32_t barrier, uint32_t parity, EMULATED_PLAC
 static inline void copy_bulk(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier, EMULATED_PLACE) {
     emulated::copy_bulk_later(to, reinterpret_cast<const void *>(from), bytes, barrier, here);
 }
-#else
-static inline void copies_wait(uint32_t pending) { emulated::copies_finish(pending); }
 #endif
 static inline void copies_follow_stores() {}
 
