@@ -19,6 +19,8 @@
 struct block_notes {
     struct segment prepared[CUDA_DECODE_MOST_QUERIES]; /* those whose queries are prepared; of no item: none */
     uint32_t first_from, first_to, last_from, last_to; /* of the slice */
+    /* Results that wait, where the rotated columns were, until all warps rotate them back by a matrix: their addresses; 0: none. */
+    uint64_t waiting[CUDA_DECODE_MOST_COLUMNS];
 };
 static_assert(sizeof(struct block_notes) == CUDA_DECODE_BLOCK_NOTES_BYTES, "as the host counts them");
 
@@ -54,8 +56,7 @@ static __device__ __forceinline__ void query_make(const struct cuda_decode_param
     const int lane = static_cast<int>(rare_lane()), g = lane >> 2, t = lane & 3;
 #pragma unroll 1
     for (int c = 0; c < C; c++) {
-        const column<D> column = column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c),
-                                                   rotation_parts<D>{}, 0);
+        const column<D> column = column_make<D, P>(params, kv_head, column_read<D, C>(params, kv_head, item, block, c));
         bool mine = (C == 4 ? g / 2 : g) == c; /* B's column */
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -103,8 +104,11 @@ static __device__ __forceinline__ void finish_block(const struct cuda_decode_par
     const struct segment previous = {__shfl_sync(WARP_LANES, segment.item, before),
                                      __shfl_sync(WARP_LANES, segment.block, before)};
     const uint32_t leaders = __ballot_sync(WARP_LANES, slot != 0 && (!earlier || !same_segment(previous, segment)));
-    uint32_t task = 0;
-    for (uint32_t left = leaders; left != 0; left &= left - 1) {
+    const float *const matrix = params.heads[kv_head].rotation_v;
+    constexpr uint32_t most = CUDA_DECODE_QUERIES(C) * C; /* that may wait */
+    auto waits_at = [&](uint32_t i) { return plan.rotated(0) + i * (4 * D); };
+    uint32_t column = warp; /* of the leader's columns the warp's next one */
+    for (uint32_t left = leaders, done = 0; left != 0; left &= left - 1, done += C) {
         const int leader = __ffs(static_cast<int>(left)) - 1;
         const uint32_t later = left & (left - 1);
         const uint32_t members = there & ~((1U << leader) - 1) & (later ? (later & -later) - 1 : 0xFFFFFFFFU);
@@ -114,9 +118,39 @@ static __device__ __forceinline__ void finish_block(const struct cuda_decode_par
         const bool first = same_segment(of, spans.prepared[0]);
         const uint32_t from = first ? spans.first_from : later ? slice : spans.last_from;
         const uint32_t to = first ? spans.first_to : later ? slice : spans.last_to;
-        for (int c = 0; c < C; c++, task++)
-            if (task % plan.warps == warp)
-                finish_parts<D, C>(params, kv_head, slice, from, to, of.item, of.block, c, members, slot);
+        for (; column < C; column += plan.warps)
+            finish_parts<D, C>(params, kv_head, slice, from, to, of.item, of.block, static_cast<int>(column), members,
+                               slot, [&](const result_place &place, float(&o)[row<D>::values], float m, float l) {
+                                   const uint32_t i = done + column;
+                                   if (!matrix || !place.there || i >= most) {
+                                       finish_column<D>(params, place, o, m, l);
+                                       return;
+                                   }
+                                   column_divide<D>(params, place, o, m, l);
+                                   column_leave<D>(o, waits_at(i));
+                                   if (lane == 0)
+                                       plan.block_notes()->waiting[i] = place.out;
+                               });
+        column -= C;
+    }
+    if (!matrix)
+        return;
+    __syncthreads();
+    for (uint32_t task = warp; task < most * (D / 32); task += plan.warps) {
+        const uint32_t i = task / (D / 32);
+        const uint64_t to = plan.block_notes()->waiting[i];
+        if (to == 0)
+            continue;
+        float o[row<D>::values];
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+            const float4 x = load_shared_floats(waits_at(i) + 4 * row<D>::own(lane) + 512 * chunk);
+            o[4 * chunk] = x.x;
+            o[4 * chunk + 1] = x.y;
+            o[4 * chunk + 2] = x.z;
+            o[4 * chunk + 3] = x.w;
+        }
+        write_rotated<D>(params, to, matrix, o, 32 * static_cast<int>(task % (D / 32)));
     }
 }
 
@@ -178,6 +212,9 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             struct raw_column<D> raw = column_load<D>(params, column, there);
             const bool two = CUDA_DECODE_QUERIES(C) > 1 && second_item != CUDA_DECODE_NO_ITEM;
             const uint32_t tasks = (two ? 2U : 1U) * C;
+            centre_rows<D> rows = {};
+            if (warp < centre_work)
+                rows = centre_read<D>(head, warp);
             left = __shfl_sync(WARP_LANES, start.units, 0); /* in a register of the warp */
             notes.whole = start.unit == 0;
             notes.to_come = {start.item, start.block};
@@ -189,7 +226,8 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                                        of.first_from,
                                        of.first_to,
                                        of.last_from,
-                                       of.last_to};
+                                       of.last_to,
+                                       {}};
             feed.left = left;
             if (left > 0) {
                 feed_look<D, C>(feed, params, record, notes);
@@ -206,7 +244,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 return rotation_parts<D>{plan.slots(task % plan.warps), task / plan.warps * plan.warps,
                                          together ? plan.warps : 0};
             };
-            if (together) {
+            if (__builtin_expect(together, false)) {
                 for (uint32_t i = 0; i < tasks / C; i++)
                     rotate_share<D, C>(params, kv_head, of.query[i], warp, plan.warps,
                                        [&](uint32_t c) { return parts(i * C + c); });
@@ -218,14 +256,19 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 if (task != warp)
                     raw = column_load<D>(params, column_first(params, kv_head, query, task % C),
                                          task % C < query.columns);
-                const uint32_t rotated = plan.rotated(task / C) + task % C * (4 * D);
-                column_write<D, C, P>(column_make<D, P>(params, kv_head, raw, parts(task), centred ? rotated : 0),
-                                      plan.queries(task / C), task % C);
+                float x[row<D>::values];
+                if (together) {
+                    column_gather<D>(parts(task), x);
+                } else {
+                    column_floats<D>(params, raw, x);
+                    rotate_hadamard<D, row<D>::lanes, 4>(x, lane);
+                }
+                column_write<D, C, P>(column_fix<D>(params, x), plan.queries(task / C), task % C);
+                if (centred)
+                    column_leave<D>(x, plan.rotated(task / C) + task % C * (4 * D));
             }
-            copies_follow_stores();
-            centre_rows<D> rows = {};
-            if (warp < centre_work)
-                rows = centre_read<D>(head, warp);
+            __syncwarp();
+            copies_follow_stores(); /* parts of a rotation lay in slots */
             if constexpr (P > 0)
                 table_fill<P>(head, table_share, plan.table());
             /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
@@ -310,7 +353,10 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 }
             } else {
                 for (int c = 0; c < C; c++)
-                    finish_parts<D, C>(params, kv_head, slice, slice, slice, notes.now.item, notes.now.block, c, 1, at);
+                    finish_parts<D, C>(params, kv_head, slice, slice, slice, notes.now.item, notes.now.block, c, 1, at,
+                                       [&](const result_place &place, float(&o)[row<D>::values], float m, float l) {
+                                           finish_column<D>(params, place, o, m, l);
+                                       });
             }
             __syncwarp();
             copies_follow_stores();

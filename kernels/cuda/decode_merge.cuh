@@ -153,16 +153,16 @@ static __device__ __forceinline__ bool merge_slices(const struct cuda_decode_par
 }
 
 /* Merges the parts of column c of a segment that lanes `members` know the slots of, and, where it extends over more slices than
- * this one, the slices' parts, and writes the result. */
-template <int D, int C>
-static __device__ __forceinline__ void finish_parts(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                    uint32_t slice, uint32_t from, uint32_t to, uint32_t item,
-                                                    uint32_t block, int c, uint32_t members, uint32_t slot) {
+ * this one, the slices' parts, and finishes the result by finish(place, o, m, l). */
+template <int D, int C, typename Finish>
+static __device__ __forceinline__ void
+finish_parts(const struct cuda_decode_params &params, uint32_t kv_head, uint32_t slice, uint32_t from, uint32_t to,
+             uint32_t item, uint32_t block, int c, uint32_t members, uint32_t slot, Finish finish) {
     const struct result_place place = result_place_of(params, kv_head, item, block * C + c);
     float o[row<D>::values], m, l;
     merge_parts<D, C>(members, slot, c, o, m, l);
     if (from == to || merge_slices<D, C>(params, kv_head, slice, from, to, c, o, m, l))
-        finish_column<D>(params, place, o, m, l);
+        finish(place, o, m, l);
 }
 
 #endif

@@ -66,7 +66,7 @@ struct cuda_decode_params {
 #define CUDA_DECODE_ROTATED_BYTES(d, c) (4U * (c) * (d)) /* of a query's columns */
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
 #define CUDA_DECODE_NOTES_BYTES 64U       /* of a warp */
-#define CUDA_DECODE_BLOCK_NOTES_BYTES 32U /* of a block */
+#define CUDA_DECODE_BLOCK_NOTES_BYTES 96U /* of a block */
 #define CUDA_DECODE_SHARED_BYTES(d, c, p, warps)                                                                       \
     ((warps)*CUDA_DECODE_SLOTS * CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                         \
      CUDA_DECODE_QUERIES(c) * (CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_ROTATED_BYTES(d, c)) +                   \

@@ -107,18 +107,15 @@ static __device__ __forceinline__ float sum_over_warp(float x) {
     return x;
 }
 
-/* Writes x Rᵀ of elements 32i + lane through `put(element, value)`. */
-template <int D, typename Put>
-static __device__ __forceinline__ void rotate_back(const float *matrix, const float (&x)[row<D>::values], Put put) {
-    const uint32_t lane = rare_lane();
-    const float *own = matrix + row<D>::own(lane);
-    for (int first = 0; first < D; first += 32) {
-        float v[32];
+/* Element first + lane of x Rᵀ. */
+template <int D>
+static __device__ __forceinline__ float rotate_back(const float *matrix, const float (&x)[row<D>::values], int first) {
+    const float *own = matrix + row<D>::own(rare_lane()) + first * D;
+    float v[32];
 #pragma unroll
-        for (int i = 0; i < 32; i++)
-            v[i] = product<D>(x, own + (first + i) * D);
-        put(first + static_cast<int>(lane), sum_over_lanes(v));
-    }
+    for (int i = 0; i < 32; i++)
+        v[i] = product<D>(x, own + i * D);
+    return sum_over_lanes(v);
 }
 
 static __device__ __forceinline__ uint64_t element_address(uint64_t base, int64_t index) {
@@ -281,42 +278,37 @@ static __device__ __forceinline__ void rotate_share(const struct cuda_decode_par
                 store_shared(parts(c).part(warp) + 512 * (i / 4) + 4 * (i % 4), y[c][i]);
 }
 
-/* Not inlined: its registers are none of the loop's over the units. `parts`: a rotation by a matrix; of none, the warp rotates alone.
- * The rotated column is left at `rotated` for the warps that share the centre's work; 0: the warp does that alone, too. */
-template <int D, int P>
-static __device__ __noinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
-                                                     raw_column<D> raw, rotation_parts<D> parts, uint32_t rotated) {
-    const struct cuda_head &head = params.heads[kv_head];
-    column<D> column;
-    column.sigma = column.turn = 0.0F;
-    float x[row<D>::values], greatest = 0.0F;
-    if (parts.count > 0) {
+/* A column's elements, before or after its rotation. */
+template <int D>
+static __device__ __forceinline__ void column_floats(const struct cuda_decode_params &params, const raw_column<D> &raw,
+                                                     float (&x)[row<D>::values]) {
 #pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            x[i] = 0.0F;
-#pragma unroll 8
-        for (uint32_t part = 0; part < parts.count; part++) {
-            float4 share[row<D>::chunks];
+    for (int i = 0; i < row<D>::values; i++)
+        x[i] = query_float(raw.element[i], params.fp16);
+}
+
+/* The sum of the parts that the warps of a block made of a rotation by a matrix. */
+template <int D>
+static __device__ __forceinline__ void column_gather(const rotation_parts<D> &parts, float (&x)[row<D>::values]) {
 #pragma unroll
-            for (int chunk = 0; chunk < row<D>::chunks; chunk++)
-                share[chunk] = load_shared_floats(parts.part(part) + 512 * chunk);
-            add_row<D>(x, 1.0F, share);
-        }
-    } else {
+    for (int i = 0; i < row<D>::values; i++)
+        x[i] = 0.0F;
+#pragma unroll 4
+    for (uint32_t part = 0; part < parts.count; part++) {
+        float4 share[row<D>::chunks];
 #pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            x[i] = query_float(raw.element[i], params.fp16);
-        if (head.rotation_k)
-            rotate_matrix<D>(head.rotation_k, x);
-        else
-            rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++)
+            share[chunk] = load_shared_floats(parts.part(part) + 512 * chunk);
+        add_row<D>(x, 1.0F, share);
     }
-    if (rotated == 0)
-        column_centre<D, P>(params, head, x, column);
-    else if (rare_lane() < row<D>::lanes)
-#pragma unroll
-        for (int i = 0; i < row<D>::values; i++)
-            store_shared(rotated + 4 * row<D>::own(rare_lane()) + 512 * (i / 4) + 4 * (i % 4), x[i]);
+}
+
+/* Fixed point of a rotated column; what the centre adds is left out. */
+template <int D>
+static __device__ __forceinline__ column<D> column_fix(const struct cuda_decode_params &params,
+                                                       const float (&x)[row<D>::values]) {
+    column<D> column;
+    float greatest = 0.0F;
 #pragma unroll
     for (int i = 0; i < row<D>::values; i++)
         greatest = fmaxf(greatest, fabsf(x[i]));
@@ -324,12 +316,28 @@ static __device__ __noinline__ column<D> column_make(const struct cuda_decode_pa
     float units = greatest > 0.0F ? QUERY_UNIT / greatest : 0.0F;
     int sum = 0;
 #pragma unroll
-    for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+    for (int chunk = 0; chunk < row<D>::chunks; chunk++)
         column.high[chunk] = fix(&x[4 * chunk], units, column.low[chunk], sum);
-    }
     column.sum =
         4.0F * static_cast<float>(__reduce_add_sync(WARP_LANES, D >= 128 || rare_lane() < row<D>::lanes ? sum : 0));
     column.scale = greatest * (0.25F / QUERY_UNIT) * params.scale;
+    column.sigma = column.turn = 0.0F;
+    return column;
+}
+
+/* All of a column, by one warp alone. Not inlined: its registers are none of the loop's over the units. */
+template <int D, int P>
+static __device__ __noinline__ column<D> column_make(const struct cuda_decode_params &params, uint32_t kv_head,
+                                                     raw_column<D> raw) {
+    const struct cuda_head &head = params.heads[kv_head];
+    float x[row<D>::values];
+    column_floats<D>(params, raw, x);
+    if (head.rotation_k)
+        rotate_matrix<D>(head.rotation_k, x);
+    else
+        rotate_hadamard<D, row<D>::lanes, 4>(x, rare_lane());
+    column<D> column = column_fix<D>(params, x);
+    column_centre<D, P>(params, head, x, column);
     return column;
 }
 
@@ -352,6 +360,15 @@ static __device__ __forceinline__ void column_write(const column<D> &column, uin
     }
     if (P > 0 && lane < 2 * P)
         store_shared(area + shape::turns + 8 * P * c + 4 * lane, column.turn);
+}
+
+/* Leaves a rotated column for the warps that share the centre's work. */
+template <int D>
+static __device__ __forceinline__ void column_leave(const float (&x)[row<D>::values], uint32_t rotated) {
+    if (rare_lane() < row<D>::lanes)
+#pragma unroll
+        for (int i = 0; i < row<D>::values; i++)
+            store_shared(rotated + 4 * row<D>::own(rare_lane()) + 512 * (i / 4) + 4 * (i % 4), x[i]);
 }
 
 /* What the centre adds to the columns of a query is worked out by all warps of a block: work `i` of a head is its static part (0) or
@@ -425,7 +442,30 @@ result_place_of(const struct cuda_decode_params &params, uint32_t kv_head, uint3
             params.heads[kv_head].rotation_v};
 }
 
-/* Writes a column's result: o and l relative to 2^m. */
+/* Makes a result of o and l, relative to 2^m, but for its rotation; writes its log-sum-exp. */
+template <int D>
+static __device__ __forceinline__ void column_divide(const struct cuda_decode_params &params,
+                                                     const struct result_place &place, float (&o)[row<D>::values],
+                                                     float m, float l) {
+    const float inverse = l > 0.0F ? 1.0F / l : 0.0F;
+#pragma unroll
+    for (int i = 0; i < row<D>::values; i++)
+        o[i] *= inverse;
+    if (rare_lane() == 0 && params.has_lse)
+        *reinterpret_cast<float *>(place.lse) =
+            l > 0.0F ? (m + log2f(l)) * 0.6931471805599453F : __int_as_float(0xFF800000);
+}
+
+/* Writes elements first .. first + 31 of a result that a matrix rotates back. */
+template <int D>
+static __device__ __forceinline__ void write_rotated(const struct cuda_decode_params &params, uint64_t to,
+                                                     const float *matrix, const float (&o)[row<D>::values], int first) {
+    const float value = rotate_back<D>(matrix, o, first);
+    reinterpret_cast<uint16_t *>(to)[first + rare_lane()] =
+        static_cast<uint16_t>(worker_pair(value, 0.0F, params.fp16));
+}
+
+/* Writes a column's result. */
 template <int D>
 static __device__ __forceinline__ void finish_column(const struct cuda_decode_params &params,
                                                      const struct result_place &place, float (&o)[row<D>::values],
@@ -434,36 +474,29 @@ static __device__ __forceinline__ void finish_column(const struct cuda_decode_pa
         return;
     const uint64_t to = place.out;
     const uint32_t lane = rare_lane();
-    float inverse = l > 0.0F ? 1.0F / l : 0.0F;
-#pragma unroll
-    for (int i = 0; i < row<D>::values; i++)
-        o[i] *= inverse;
+    column_divide<D>(params, place, o, m, l);
     if (place.rotation_v) {
-        rotate_back<D>(place.rotation_v, o, [&](int element, float value) {
-            reinterpret_cast<uint16_t *>(to)[element] = static_cast<uint16_t>(worker_pair(value, 0.0F, params.fp16));
-        });
-    } else {
-        rotate_hadamard<D, row<D>::lanes, 4>(o, lane);
-        if (lane < row<D>::lanes)
-#pragma unroll
-            for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
-                uint64_t at = to + sizeof(uint16_t) * (row<D>::own(lane) + 128 * chunk);
-                uint2 words = make_uint2(worker_pair(o[4 * chunk], o[4 * chunk + 1], params.fp16),
-                                         worker_pair(o[4 * chunk + 2], o[4 * chunk + 3], params.fp16));
-                if (to % sizeof(words) == 0) {
-                    *reinterpret_cast<uint2 *>(at) = words;
-                } else {
-                    uint16_t *element = reinterpret_cast<uint16_t *>(at);
-                    element[0] = static_cast<uint16_t>(words.x);
-                    element[1] = static_cast<uint16_t>(words.x >> 16);
-                    element[2] = static_cast<uint16_t>(words.y);
-                    element[3] = static_cast<uint16_t>(words.y >> 16);
-                }
-            }
+        for (int first = 0; first < D; first += 32)
+            write_rotated<D>(params, to, place.rotation_v, o, first);
+        return;
     }
-    if (lane == 0 && params.has_lse)
-        *reinterpret_cast<float *>(place.lse) =
-            l > 0.0F ? (m + log2f(l)) * 0.6931471805599453F : __int_as_float(0xFF800000);
+    rotate_hadamard<D, row<D>::lanes, 4>(o, lane);
+    if (lane < row<D>::lanes)
+#pragma unroll
+        for (int chunk = 0; chunk < row<D>::chunks; chunk++) {
+            uint64_t at = to + sizeof(uint16_t) * (row<D>::own(lane) + 128 * chunk);
+            uint2 words = make_uint2(worker_pair(o[4 * chunk], o[4 * chunk + 1], params.fp16),
+                                     worker_pair(o[4 * chunk + 2], o[4 * chunk + 3], params.fp16));
+            if (to % sizeof(words) == 0) {
+                *reinterpret_cast<uint2 *>(at) = words;
+            } else {
+                uint16_t *element = reinterpret_cast<uint16_t *>(at);
+                element[0] = static_cast<uint16_t>(words.x);
+                element[1] = static_cast<uint16_t>(words.x >> 16);
+                element[2] = static_cast<uint16_t>(words.y);
+                element[3] = static_cast<uint16_t>(words.y >> 16);
+            }
+        }
 }
 
 #endif
