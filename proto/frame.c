@@ -36,7 +36,8 @@ void oscar_record_header(uint8_t ret_header[OSCAR_RECORD_HEADER_BYTES], enum osc
 static void close_fds(const int *fd, unsigned fds) {
     int saved = errno;
     for (unsigned i = 0; i < fds; i++)
-        (void)close(fd[i]);
+        if (fd[i] >= 0)
+            (void)close(fd[i]);
     errno = saved;
 }
 

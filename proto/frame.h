@@ -49,6 +49,7 @@ struct oscar_record {
  * On failure every descriptor that came is closed. */
 int oscar_record_parse(const struct msghdr *message, size_t length, struct oscar_record *ret,
                        struct oscar_cause *cause);
+/* Leaves those alone that are -1: taken. */
 void oscar_record_close_fds(struct oscar_record *record);
 
 /* Prepares a msghdr for sendmsg(): control data for `fds` into `control` (>= OSCAR_RECORD_CONTROL_BYTES, aligned for a
