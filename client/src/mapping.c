@@ -9,36 +9,12 @@
 
 #define MAX_ARENA_BYTES (UINT64_C(1) << 45) /* of address space */
 #define MAX_ARENA_CHUNKS (UINT64_C(1) << 22)
-#define MAX_UNCLAIMED_CHUNKS 65536U
 
 static const char *const form_names[OSCAR_FORMS] = {"sink", "dense", "packed"};
 
-void oscar_mappings_init(struct oscar_mappings *mappings) {
-    pthread_mutex_init(&mappings->lock, NULL);
-    mappings->unclaimed_end = &mappings->unclaimed;
-}
+void oscar_mappings_init(struct oscar_mappings *mappings) { pthread_mutex_init(&mappings->lock, NULL); }
 
-static void free_unclaimed(struct oscar_unclaimed_chunk *chunk) {
-    while (chunk != NULL) {
-        struct oscar_unclaimed_chunk *next = chunk->next;
-        (void)close(chunk->fd);
-        free(chunk);
-        chunk = next;
-    }
-}
-
-/* With the lock. */
-static void drop_unclaimed(struct oscar_mappings *mappings) {
-    free_unclaimed(mappings->unclaimed);
-    mappings->unclaimed = NULL;
-    mappings->unclaimed_end = &mappings->unclaimed;
-    mappings->unclaimed_count = 0;
-}
-
-void oscar_mappings_destroy(struct oscar_mappings *mappings) {
-    drop_unclaimed(mappings);
-    pthread_mutex_destroy(&mappings->lock);
-}
+void oscar_mappings_destroy(struct oscar_mappings *mappings) { pthread_mutex_destroy(&mappings->lock); }
 
 /* --- chunks ------------------------------------------------------------------------------------------------------- */
 
@@ -70,7 +46,7 @@ void oscar_mapping_view(const struct oscar_mapping *mapping, struct oscar_arena_
     }
 }
 
-/* The next map_awaited maps it, together with others; until then its descriptor stays open. */
+/* The map_awaited behind it maps it, together with others; until then its descriptor stays open. */
 static int await_chunk(struct oscar_mapping *mapping, const struct oscar_chunk_info *info, int fd,
                        struct oscar_cause *cause) {
     int r = check_place(mapping, info, cause);
@@ -172,20 +148,6 @@ static struct oscar_mapping *find(const struct oscar_mappings *mappings, uint64_
     return mapping;
 }
 
-/* The reply that makes the model known comes after the notice of its chunks. */
-static void keep_unclaimed(struct oscar_mappings *mappings, const struct oscar_chunk_info *info, int *fd) {
-    struct oscar_unclaimed_chunk *chunk =
-        mappings->unclaimed_count < MAX_UNCLAIMED_CHUNKS ? malloc(sizeof(*chunk)) : NULL;
-    if (chunk == NULL) {
-        mappings->dropped = true;
-        return;
-    }
-    *chunk = (struct oscar_unclaimed_chunk){.info = *info, .fd = TAKE_FD(*fd)};
-    *mappings->unclaimed_end = chunk;
-    mappings->unclaimed_end = &chunk->next;
-    mappings->unclaimed_count++;
-}
-
 int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct oscar_record *record,
                           struct oscar_cause *cause) {
     struct oscar_mappings *mappings = arg;
@@ -203,53 +165,11 @@ int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct o
         struct oscar_mapping *mapping = find(mappings, info->model);
         if (mapping != NULL)
             r = gone ? unmap_chunk(mapping, info, cause) : await_chunk(mapping, info, record->fd[i], cause);
-        else if (!gone && mappings->opening > 0)
-            keep_unclaimed(mappings, info, &record->fd[i]);
     }
     for (struct oscar_mapping *mapping = mappings->first; mapping != NULL; mapping = mapping->next)
         map_awaited(mapping);
     pthread_mutex_unlock(&mappings->lock);
     oscar_record_close_fds(record);
-    return r;
-}
-
-void oscar_mappings_expect(struct oscar_mappings *mappings) {
-    pthread_mutex_lock(&mappings->lock);
-    mappings->opening++;
-    pthread_mutex_unlock(&mappings->lock);
-}
-
-void oscar_mappings_expected(struct oscar_mappings *mappings) {
-    pthread_mutex_lock(&mappings->lock);
-    if (--mappings->opening == 0) {
-        drop_unclaimed(mappings);
-        mappings->dropped = false;
-    }
-    pthread_mutex_unlock(&mappings->lock);
-}
-
-/* With the lock. */
-static int claim(struct oscar_mappings *mappings, struct oscar_mapping *mapping, struct oscar_cause *cause) {
-    if (mappings->dropped)
-        return oscar_fail(cause, OSCAR_ERR_NO_MEMORY, "no memory for the chunks of a model");
-    int r = 0;
-    struct oscar_unclaimed_chunk *claimed = NULL, **link = &mappings->unclaimed;
-    while (*link != NULL) {
-        struct oscar_unclaimed_chunk *chunk = *link;
-        if (chunk->info.model != mapping->model) {
-            link = &chunk->next;
-            continue;
-        }
-        *link = chunk->next;
-        mappings->unclaimed_count--;
-        chunk->next = claimed;
-        claimed = chunk;
-        if (r == 0)
-            r = await_chunk(mapping, &chunk->info, chunk->fd, cause);
-    }
-    mappings->unclaimed_end = link;
-    map_awaited(mapping);
-    free_unclaimed(claimed);
     return r;
 }
 
@@ -367,15 +287,10 @@ int oscar_mapping_open(struct oscar_mappings *mappings, struct oscar_attachment 
     if (r < 0)
         return r;
     pthread_mutex_lock(&mappings->lock);
-    r = claim(mappings, mapping, cause);
-    if (r == 0) {
-        mapping->opens = 1;
-        mapping->next = mappings->first;
-        mappings->first = mapping;
-    }
+    mapping->opens = 1;
+    mapping->next = mappings->first;
+    mappings->first = mapping;
     pthread_mutex_unlock(&mappings->lock);
-    if (r < 0)
-        return r;
     *ret = TAKE_PTR(mapping);
     return 0;
 }

@@ -44,36 +44,22 @@ struct oscar_mapping {
     struct oscar_mapping *next; /* in the list of those that notices can reach */
 };
 
-/* A chunk that was announced for a model whose MODEL_OPEN reply has not come yet. */
-struct oscar_unclaimed_chunk {
-    struct oscar_chunk_info info;
-    int fd;
-    struct oscar_unclaimed_chunk *next;
-};
-
 /* The mappings of one client. */
 struct oscar_mappings {
-    pthread_mutex_t lock; /* guards the lists and every chunk slot */
+    pthread_mutex_t lock; /* guards the list and every chunk slot */
     struct oscar_mapping *first;
-    struct oscar_unclaimed_chunk *unclaimed, **unclaimed_end;
-    unsigned unclaimed_count;
-    unsigned opening; /* MODEL_OPENs whose replies have not come */
-    bool dropped;     /* there was no memory for an unclaimed chunk: they cannot be opened */
 };
 
 void oscar_mappings_init(struct oscar_mappings *mappings);
 void oscar_mappings_destroy(struct oscar_mappings *mappings);
 
-/* The handler of notices, `arg` = the mappings. OSCAR_ERR_PROTOCOL. */
+/* The handler of notices, `arg` = the mappings: no descriptor outlives the record that brought it. Chunks of a model that is not
+ * open, because it has been closed meanwhile, are passed over. OSCAR_ERR_PROTOCOL. */
 int oscar_mappings_notice(void *arg, const struct oscar_notice *notice, struct oscar_record *record,
                           struct oscar_cause *cause);
 
-/* Before a MODEL_OPEN is sent; and when its reply has come or never will: chunks of unknown models are kept in between. */
-void oscar_mappings_expect(struct oscar_mappings *mappings);
-void oscar_mappings_expected(struct oscar_mappings *mappings);
-
-/* Makes the mapping of a MODEL_OPEN reply and claims the chunks that were announced for it; a second open of a model that the
- * client has open gives the same mapping. To be called in the order of the socket. */
+/* Makes the mapping of a MODEL_OPEN reply, whose chunks come behind it; a second open of a model that the client has open gives the
+ * same mapping. To be called in the order of the socket. */
 int oscar_mapping_open(struct oscar_mappings *mappings, struct oscar_attachment *attachment,
                        const struct oscar_geometry *geometry, const struct oscar_reply *reply,
                        struct oscar_mapping **ret, struct oscar_cause *cause);

@@ -118,7 +118,6 @@ static int load_calibration(const struct oscar_geometry *geometry, struct oscar_
 struct opening {
     struct oscar_client *client;
     struct oscar_geometry geometry;
-    bool expecting; /* the reply has not come */
     struct oscar_mapping *mapping;
     int error;
     struct oscar_cause cause;
@@ -128,14 +127,10 @@ static void model_arrived(struct oscar_call *call) {
     struct opening *opening = call->arg;
     opening->error = oscar_mapping_open(&opening->client->mappings, opening->client->attachment, &opening->geometry,
                                         &call->reply, &opening->mapping, &opening->cause);
-    opening->expecting = false;
-    oscar_mappings_expected(&opening->client->mappings);
 }
 
 static void opening_dispose(struct oscar_call *call) {
     struct opening *opening = call->arg;
-    if (opening->expecting)
-        oscar_mappings_expected(&opening->client->mappings);
     if (opening->mapping != NULL)
         oscar_mapping_close(&opening->client->mappings, opening->mapping);
     free(opening);
@@ -196,23 +191,35 @@ static void fill_info(struct oscar_model *model, const struct oscar_geometry *ge
         model->max_tokens = turns->pages * OSCAR_PAGE_TOKENS;
 }
 
+/* The chunks come right behind the reply, so that none has to wait for it with its descriptor open; and the answer to this comes
+ * behind them. Whoever has a model open then finds all of it mapped. */
+static int await_chunks(struct oscar_client *client, uint64_t deadline) {
+    _cleanup_call_ struct oscar_call *ping = oscar_call_new(client->connection, OSCAR_PING);
+    if (ping == NULL)
+        return OSCAR_ERR_NO_MEMORY;
+    int r = oscar_call_run(ping, deadline);
+    return r == OSCAR_ERR_TIMEOUT ? oscar_fail(oscar_detail(), r, "model_open: not all chunks came in time") : r;
+}
+
 /* Sends the request and waits. On success the mapping is in `memory`; the call still undoes the open when it is released. */
 static int ask(struct oscar_client *client, struct oscar_call *call, struct oscar_model_memory *memory) {
     struct opening *opening = calloc(1, sizeof(*opening));
     if (opening == NULL)
         return oscar_fail(oscar_detail(), OSCAR_ERR_NO_MEMORY, "no memory for a model");
-    *opening =
-        (struct opening){.client = client, .geometry = call->request.model_open.identity.geometry, .expecting = true};
+    *opening = (struct opening){.client = client, .geometry = call->request.model_open.identity.geometry};
     call->arg = opening;
     call->arrived = model_arrived;
     call->undo = model_undo;
     call->dispose = opening_dispose;
-    oscar_mappings_expect(&client->mappings);
-    int r = oscar_call_run(call, oscar_client_deadline(client));
+    uint64_t deadline = oscar_client_deadline(client);
+    int r = oscar_call_run(call, deadline);
     if (r < 0)
         return r;
     if (opening->error < 0)
         return oscar_fail(oscar_detail(), opening->error, "%s", opening->cause.text);
+    r = await_chunks(client, deadline);
+    if (r < 0)
+        return r;
     memory->mapping = oscar_mapping_ref(opening->mapping);
     return 0;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Chunk notices. The store announces chunks one by one while it works on a call; a client must have them before the
- * reply that refers to them, and a record carries up to 200. So they are collected a session and sent just before its
- * next reply, or before the loop waits.
+ * reply that refers to them. So they are collected a session and sent just before its next reply, or before the loop
+ * waits. Those that are there when a model is opened follow its reply, which alone tells the client where to map them:
+ * it closes the descriptors of a record before it takes the next one.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -10,9 +11,11 @@
 
 #include "daemon/serve/state.h"
 
+#define NOTICE_CHUNKS 64U /* a record could bring 200 descriptors: too many for a process with few to spare */
+
 struct announcements {
     struct oscar_notice notice; /* of one kind */
-    int fd[OSCAR_MAX_RECORD_FDS];
+    int fd[NOTICE_CHUNKS];
 };
 
 static void clear(struct announcements *announcements) {
@@ -50,7 +53,7 @@ static struct oscar_chunk_info *next_entry(struct session *session, enum oscar_n
         }
     }
     struct oscar_notice *notice = &session->announcements->notice;
-    if (notice->chunks == OSCAR_MAX_RECORD_FDS || (notice->chunks > 0 && notice->kind != kind))
+    if (notice->chunks == NOTICE_CHUNKS || (notice->chunks > 0 && notice->kind != kind))
         send_collected(session);
     notice->kind = kind;
     return &notice->chunk[notice->chunks];

@@ -85,6 +85,8 @@ static void open_model(struct session *session, struct parked_open *parked_taken
     reply.id = parked->request_id;
     reply.verb = OSCAR_MODEL_OPEN;
     session_reply(session, &reply, fd, fds);
+    store_model_announce(serve->store, session->client, reply.model_open.model);
+    announce_flush(session);
 }
 
 void models_loaded(void *arg) {

@@ -226,9 +226,6 @@ int store_model_open(struct store *store, struct store_client *client, const str
         share_open(&binding->dense, client->number);
         LIST_INSERT_HEAD(&client->bindings, binding, in_client);
     }
-    r = client_announce_shared(client, binding, cause);
-    if (r < 0)
-        return r;
     if (binding->opens++ == 0)
         model->clients++;
 
@@ -253,6 +250,12 @@ int store_model_open(struct store *store, struct store_client *client, const str
         };
     }
     return 0;
+}
+
+void store_model_announce(struct store *store, struct store_client *client, uint64_t handle) {
+    struct binding *binding = NULL;
+    if (model_get(store, client, handle, &binding, NULL) == 0)
+        (void)client_announce_shared(client, binding, NULL);
 }
 
 int model_get(struct store *store, struct store_client *client, uint64_t handle, struct binding **ret,

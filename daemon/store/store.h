@@ -90,6 +90,9 @@ void store_poll(struct store *store, uint64_t now_ns);
 int store_model_open(struct store *store, struct store_client *client, const struct oscar_identity *identity,
                      struct oscar_calibration *calibration, int calibration_fd, int turns_fd,
                      struct oscar_reply *ret_reply, int ret_fd[2], unsigned *ret_fds, struct oscar_cause *cause);
+/* When the reply has been sent: announces what others already have of the model, so that the client maps it now and not in its first
+ * sequence. Where memory is out, the rest is announced with the first reply that refers to it. */
+void store_model_announce(struct store *store, struct store_client *client, uint64_t handle);
 int store_model_close(struct store *store, struct store_client *client, uint64_t handle, struct oscar_cause *cause);
 
 /* --- clients --- */

@@ -16,7 +16,7 @@ endif()
 add_dependencies(oscar_e2e oscard)
 
 foreach(subject
-    bad_input batch death devices events fence flush full identity large_pool partial restart share soak stopped)
+    attach bad_input batch death devices events fence flush full identity large_pool partial restart share soak stopped)
   oscar_test(e2e_${subject} LABELS integration TIMEOUT 600 SOURCES ${here}/e2e_${subject}.c LIBS oscar_e2e)
   oscar_gpu_twin(e2e_${subject} PROCESSES)
 endforeach()

@@ -33,13 +33,17 @@ static void make_chunks(struct fake_oscard *fake, const struct oscar_geometry *g
         }
 }
 
-static void answer_model_open(struct fake_oscard *fake, const struct oscar_request *request,
-                              struct oscar_reply *reply) {
-    make_chunks(fake, &request->model_open.identity.geometry);
+/* Behind the reply to MODEL_OPEN. */
+static void send_shared_chunks(struct fake_oscard *fake) {
     struct oscar_chunk_info info = fake_oscard_chunk(fake, OSCAR_FORM_SINK, 0);
     fake_send_chunks(fake, &info, false);
     info = fake_oscard_chunk(fake, OSCAR_FORM_PACKED, 0);
     fake_send_chunks(fake, &info, false);
+}
+
+static void answer_model_open(struct fake_oscard *fake, const struct oscar_request *request,
+                              struct oscar_reply *reply) {
+    make_chunks(fake, &request->model_open.identity.geometry);
     fake->announced_dense = false;
 
     struct oscar_calibration *calibration;
@@ -221,6 +225,8 @@ void fake_answer(struct fake_oscard *fake, const struct oscar_request *request) 
     }
     if (plan->change == NULL || plan->change(fake, request, &reply))
         fake_send_reply(fake, &reply, fd, request->verb == OSCAR_HELLO && reply.error == 0 ? 2 : 0);
+    if (request->verb == OSCAR_MODEL_OPEN)
+        send_shared_chunks(fake);
 }
 
 static uint32_t tokens_of(const struct oscar_request *request) {

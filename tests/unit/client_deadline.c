@@ -180,6 +180,22 @@ static void what_a_late_reply_has_made_is_undone(void **state) {
     assert_ok(oscar_probe(world->model, some_tokens(), 256, &result, NULL)); /* the first open still stands */
 }
 
+static void a_model_whose_chunks_do_not_come_in_time_is_closed_again(void **state) {
+    struct client_world *world = *state;
+    struct oscar_model *model = NULL;
+    struct oscar_probe_result result;
+    fake_oscard_hold(world->fake, OSCAR_PING); /* what is sent in front of its answer has come with it */
+    oscar_client_set_timeout(world->client, SHORT_MS);
+    assert_code(OSCAR_ERR_TIMEOUT, open_model(world->client, &model));
+    assert_null(model);
+    assert_non_null(strstr(oscar_error_detail(), "chunks"));
+    assert_true(fake_oscard_wait(world->fake, OSCAR_MODEL_CLOSE, 1));
+    fake_oscard_let_go(world->fake, OSCAR_PING);
+    oscar_client_set_timeout(world->client, LONG_MS);
+    assert_ok(oscar_client_ping(world->client));
+    assert_ok(oscar_probe(world->model, some_tokens(), 256, &result, NULL)); /* the first open still stands */
+}
+
 static void a_reply_that_nobody_asked_for_is_dropped(void **state) {
     struct client_world *world = *state;
     const struct oscar_reply stray = {.id = 99999, .verb = OSCAR_PING};
@@ -233,6 +249,7 @@ int main(void) {
         WORLD_TEST(the_window_belongs_to_a_late_reply_until_it_comes),
         WORLD_TEST(an_advance_that_ran_out_of_time_is_caught_up_with),
         WORLD_TEST(what_a_late_reply_has_made_is_undone),
+        WORLD_TEST(a_model_whose_chunks_do_not_come_in_time_is_closed_again),
         WORLD_TEST(a_reply_that_nobody_asked_for_is_dropped),
         WORLD_TEST(a_daemon_that_dies_is_noticed_at_once),
         WORLD_TEST(many_calls_to_a_silent_daemon_leave_nothing_behind),
