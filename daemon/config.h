@@ -50,7 +50,7 @@ struct config {
     uint64_t watchdog_seconds; /* 0: none */
     /* [memory] */
     struct config_size budget, gpu_memory; /* of the latter neither: it is not set */
-    struct config_size chunk;
+    struct config_size chunk;              /* 0: by the budget */
     /* [pack] */
     uint64_t pack_threads; /* 0: by the number of cores */
     /* [limits] */
@@ -83,6 +83,8 @@ void config_free(struct config *config); /* NULL is fine */
 
 /* `memory_bytes` is what a share is a share of. */
 uint64_t config_size_bytes(const struct config_size *size, uint64_t memory_bytes);
+/* What a chunk of packed pages, or of dense ones, aims at. */
+uint64_t config_chunk_bytes(const struct config *config, uint64_t budget_bytes, bool packed);
 /* The tenant of a user: from [tenants], else by its default. */
 void config_tenant_of(const struct config *config, uid_t uid, char ret_name[OSCAR_NAME_BYTES]);
 

@@ -70,10 +70,12 @@ const struct config_key config_keys[] = {
      "(60%): of the machine's on the host backend, of the GPU's on cuda. More than the device has is refused."},
     {"memory", "gpu_memory", "gpu-memory", CONFIG_SIZE, AT(gpu_memory), "", "budget", NULL, UINT64_C(1) << 20, 0,
      "The same where a GPU serves, in place of budget: one file for machines with a GPU and without."},
-    {"memory", "chunk", NULL, CONFIG_SIZE, AT(chunk), "64M", NULL, NULL, UINT64_C(1) << 20, UINT64_C(1) << 36,
-     "What is asked from the device at once. Larger chunks are mapped faster, smaller ones waste less in small "
-     "caches.\n"
-     "A chunk holds one page at least, and is a 64th of the budget at most."},
+    {"memory", "chunk", NULL, CONFIG_SIZE, AT(chunk), "", "by the budget", NULL, UINT64_C(1) << 20, UINT64_C(1) << 36,
+     "What is asked from the device at once. Larger chunks are mapped faster, smaller ones waste less: each client has "
+     "some\n"
+     "of its own. By the budget: a 256th of it for packed pages, a 512th for dense ones, 64M at least. A chunk holds "
+     "one\n"
+     "page at least, and is between a 1024th and a 64th of the budget."},
 
     {"pack", "threads", NULL, CONFIG_COUNT, AT(pack_threads), "0", "0, for a quarter of the cores", NULL, 0, 256,
      "Threads that pack pages (on the host backend) and inspect them."},

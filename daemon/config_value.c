@@ -11,6 +11,13 @@
 #include "proto/cleanup.h"
 #include "proto/text.h"
 
+/* Chunks that a budget is divided into. Models and clients, of which there may be dozens, have chunks of their own. */
+#define CHUNKS_AT_LEAST 64U
+#define CHUNKS_AT_MOST 1024U /* they are announced to whoever opens the model all at once */
+#define PACKED_CHUNKS 256U   /* each client maps all of them */
+#define DENSE_CHUNKS 512U
+#define LEAST_USUAL_CHUNK (UINT64_C(64) << 20)
+
 #define TENANT_PREFIX "tenant."
 
 static void *field(struct config *config, const struct config_key *key) { return (char *)config + key->offset; }
@@ -260,6 +267,15 @@ void config_format_value(const struct config *config, const struct config_key *k
 
 uint64_t config_size_bytes(const struct config_size *size, uint64_t memory_bytes) {
     return size->percent == 0 ? size->bytes : memory_bytes / 100 * size->percent;
+}
+
+uint64_t config_chunk_bytes(const struct config *config, uint64_t budget_bytes, bool packed) {
+    uint64_t usual = budget_bytes / (packed ? PACKED_CHUNKS : DENSE_CHUNKS), bytes = config->chunk.bytes;
+    if (bytes == 0)
+        bytes = usual > LEAST_USUAL_CHUNK ? usual : LEAST_USUAL_CHUNK;
+    if (bytes < budget_bytes / CHUNKS_AT_MOST)
+        bytes = budget_bytes / CHUNKS_AT_MOST;
+    return bytes < budget_bytes / CHUNKS_AT_LEAST ? bytes : budget_bytes / CHUNKS_AT_LEAST;
 }
 
 void config_tenant_of(const struct config *config, uid_t uid, char ret_name[OSCAR_NAME_BYTES]) {

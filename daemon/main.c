@@ -167,6 +167,16 @@ static void tell_device(const struct daemon *daemon, uint64_t total) {
                     "with the daemon");
 }
 
+/* Better said now than when a client or a chunk is refused. */
+static void tell_descriptors(const struct serve_options *options) {
+    struct rlimit limit;
+    uint64_t needed = serve_descriptors(options);
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed)
+        log_warning("all clients and chunks that are configured need more open files than the process may have",
+                    log_number("limit", (int64_t)limit.rlim_cur), log_number("needed", (int64_t)needed),
+                    log_text("remedy", "raise LimitNOFILE= or ulimit -Hn, or lower [limits] clients"));
+}
+
 static void tell_ready(const struct daemon *daemon, uint64_t budget) {
     log_info("ready", log_text("version", OSCAR_VERSION_STRING), log_text("socket", daemon->config->socket),
              log_text("backend", daemon->ops->device_summary(daemon->device)),
@@ -200,6 +210,7 @@ static int start(struct daemon *daemon, struct oscar_cause *cause) {
         .budget_bytes = budget,
         .device_bytes = total,
     };
+    tell_descriptors(&options);
     r = serve_new(&options, &daemon->serve, cause);
     if (r == 0)
         r = watch(daemon, cause);

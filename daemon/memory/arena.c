@@ -7,11 +7,12 @@
 
 #include "proto/cleanup.h"
 
-int arena_shape_for(const struct memory *memory, uint64_t page_bytes, struct arena_shape *ret,
+int arena_shape_for(const struct memory *memory, enum oscar_form form, uint64_t page_bytes, struct arena_shape *ret,
                     struct oscar_cause *cause) {
     /* A client maps chunk i at i * chunk_pages * stride, which must fall on the device's granularity (a power of two). Where
      * the pages alone do not add up to whole granules, the number of pages with the least padding is taken. */
-    uint64_t chunk_bytes = memory->options.chunk_bytes;
+    uint64_t chunk_bytes =
+        form == OSCAR_FORM_PACKED ? memory->options.packed_chunk_bytes : memory->options.dense_chunk_bytes;
     uint64_t aim = (chunk_bytes > memory->granularity ? chunk_bytes : memory->granularity) / page_bytes;
     uint32_t most = aim < 1 ? 1 : aim > (1U << 20) ? 1U << 20 : (uint32_t)aim;
     struct arena_shape best = {.stride = UINT64_MAX};

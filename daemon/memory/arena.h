@@ -37,7 +37,7 @@ struct arena {
 };
 
 /* OSCAR_ERR_NO_SPACE when not even one chunk fits the budget. */
-int arena_shape_for(const struct memory *memory, uint64_t page_bytes, struct arena_shape *ret,
+int arena_shape_for(const struct memory *memory, enum oscar_form form, uint64_t page_bytes, struct arena_shape *ret,
                     struct oscar_cause *cause);
 void arena_open(struct arena *arena, struct memory *memory, enum oscar_form form, uint32_t model,
                 const struct arena_shape *shape);

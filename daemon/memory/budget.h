@@ -14,10 +14,10 @@
 struct memory_options {
     const struct oscar_device_ops *ops;
     struct oscar_device *device;
-    uint64_t budget_bytes; /* of all chunks together */
-    uint64_t chunk_bytes;  /* aim of one chunk; at least one page */
-    uint64_t generation;   /* of the first chunk */
-    struct pool *pool;     /* outlives all chunks */
+    uint64_t budget_bytes;                          /* of all chunks together */
+    uint64_t packed_chunk_bytes, dense_chunk_bytes; /* as in struct store_options */
+    uint64_t generation;                            /* of the first chunk */
+    struct pool *pool;                              /* outlives all chunks */
     void *arg;
     /* A chunk was made: the callee sets chunk->record. A failure takes it back. */
     int (*chunk_made)(void *arg, struct chunk *chunk, struct oscar_cause *cause);

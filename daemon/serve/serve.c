@@ -64,7 +64,15 @@ static int random_number(uint64_t *ret, struct oscar_cause *cause) {
     return 0;
 }
 
-#define CHUNKS_AT_LEAST 64U /* in the budget: each client has dense chunks of its own */
+#define OWN_DESCRIPTORS 256U  /* files, sockets, the device driver's, copies on their way to clients */
+#define CLIENT_DESCRIPTORS 2U /* its socket, its process */
+#define CHUNK_DESCRIPTORS 3U  /* the backend's, for readers, for its writer */
+
+uint64_t serve_descriptors(const struct serve_options *options) {
+    /* Where pages do not fill a chunk without padding, it may be half of what it aims at. */
+    uint64_t chunks = 2 * options->budget_bytes / config_chunk_bytes(options->config, options->budget_bytes, false);
+    return OWN_DESCRIPTORS + options->config->clients * CLIENT_DESCRIPTORS + chunks * CHUNK_DESCRIPTORS;
+}
 
 static int make_store(struct serve *serve, const struct serve_options *options, struct oscar_cause *cause) {
     const struct config *config = serve->config;
@@ -80,9 +88,8 @@ static int make_store(struct serve *serve, const struct serve_options *options, 
         .ops = options->ops,
         .device = options->device,
         .budget_bytes = options->budget_bytes,
-        .chunk_bytes = config->chunk.bytes < options->budget_bytes / CHUNKS_AT_LEAST
-                           ? config->chunk.bytes
-                           : options->budget_bytes / CHUNKS_AT_LEAST,
+        .packed_chunk_bytes = config_chunk_bytes(config, options->budget_bytes, true),
+        .dense_chunk_bytes = config_chunk_bytes(config, options->budget_bytes, false),
         .pack_threads = pack_threads,
         .max_sequences = (uint32_t)config->sequences,
         .max_leases = (uint32_t)config->leases,

@@ -20,6 +20,8 @@ struct serve_options {
     uint64_t budget_bytes, device_bytes; /* of device memory that the cache may take, and that there is */
 };
 
+/* How many descriptors the process may come to hold: those of clients and chunks, and its own. */
+uint64_t serve_descriptors(const struct serve_options *options);
 /* Takes the sockets' paths, makes the store and begins to listen. OSCAR_ERR_BUSY: another daemon serves them;
  * OSCAR_ERR_IO: the sockets cannot be made. */
 int serve_new(const struct serve_options *options, struct serve **ret, struct oscar_cause *cause);

@@ -127,7 +127,7 @@ static int model_new(struct store *store, const struct oscar_identity *identity,
     for (unsigned form = 0; form < OSCAR_FORMS; form++) {
         uint64_t bytes = form == OSCAR_FORM_PACKED ? oscar_packed_page_bytes(&identity->geometry)
                                                    : oscar_dense_page_bytes(&identity->geometry);
-        r = arena_shape_for(&store->memory, bytes, &shape[form], cause);
+        r = arena_shape_for(&store->memory, (enum oscar_form)form, bytes, &shape[form], cause);
         if (r < 0)
             return r;
         together += shape[form].stride * shape[form].chunk_pages;

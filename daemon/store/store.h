@@ -56,8 +56,8 @@ struct store_hooks {
 struct store_options {
     const struct oscar_device_ops *ops;
     struct oscar_device *device;
-    uint64_t budget_bytes; /* of all chunks together */
-    uint64_t chunk_bytes;  /* aim of one chunk; at least one page */
+    uint64_t budget_bytes;                          /* of all chunks together */
+    uint64_t packed_chunk_bytes, dense_chunk_bytes; /* aims of a chunk, the latter of sinks, too; at least one page */
     uint32_t pack_threads;
     uint32_t max_sequences, max_leases; /* of one client */
     uint64_t hash_seed;                 /* secret; tests force one */

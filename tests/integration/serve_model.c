@@ -137,6 +137,37 @@ static void a_budget_too_small_for_a_page_is_said_with_the_size_that_is_needed(v
     daemon_stop(daemon);
 }
 
+static uint64_t chunk_bytes(const struct peer_record *record, enum oscar_form form) {
+    const struct oscar_arena_info *arena = &record->reply.model_open.arenas[form];
+    return arena->page_bytes * arena->chunk_pages;
+}
+
+/* Or a little less, where pages would not fill it without padding. */
+static void a_chunk_has_what_it_aims_at(void **state) {
+    (void)state;
+    const struct {
+        const char *chunk;
+        uint64_t mib;
+    } cases[] = {{"", 64}, {"1M", 12}, {"8G", 192}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *const args[] = {"--budget", "12G", "--memory-chunk", cases[i].chunk, NULL};
+        struct test_daemon *daemon = daemon_start(args);
+        struct raw_worker worker;
+        raw_worker_open(daemon, &worker);
+        struct oscar_request request = raw_worker_model_request("default");
+        struct peer_record record;
+        raw_worker_call(&worker, &request, &record);
+        assert_int_equal(record.reply.error, 0);
+        for (enum oscar_form form = OSCAR_FORM_SINK; form <= OSCAR_FORM_PACKED; form++) {
+            uint64_t aim = cases[i].mib << 20;
+            assert_in_range(chunk_bytes(&record, form), aim * 3 / 4, aim);
+        }
+        peer_close_fds(&record);
+        raw_worker_close(&worker);
+        daemon_stop(daemon);
+    }
+}
+
 static void what_one_worker_seals_another_finds(void **state) {
     struct raw_worker writer, reader;
     raw_worker_open(*state, &writer);
@@ -283,6 +314,7 @@ int main(void) {
         cmocka_unit_test(what_is_wrong_with_a_model_is_named),
         cmocka_unit_test(a_calibration_file_is_shared_read_only),
         cmocka_unit_test(a_budget_too_small_for_a_page_is_said_with_the_size_that_is_needed),
+        cmocka_unit_test(a_chunk_has_what_it_aims_at),
         cmocka_unit_test(what_one_worker_seals_another_finds),
         cmocka_unit_test(a_wait_is_answered_when_its_time_is_over_and_others_are_served_meanwhile),
         cmocka_unit_test(who_waits_with_too_many_requests_is_told),

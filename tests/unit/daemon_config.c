@@ -61,7 +61,7 @@ static void an_empty_file_gives_the_defaults(void **state) {
     struct config *config = load_text("");
     assert_int_equal(config->io_engine, LOOP_AUTO);
     assert_int_equal(config->budget.percent, 25);
-    assert_int_equal(config->chunk.bytes, 64U << 20);
+    assert_int_equal(config->chunk.bytes, 0);
     assert_int_equal(config->socket_mode, 0660);
     assert_int_equal(config->clients, 1024);
     assert_int_equal(config->max_context_tokens, 1048576);
@@ -380,6 +380,32 @@ static void help_names_every_key_with_flag_and_variable(void **state) {
     free(help);
 }
 
+/* A whole GPU's memory would be thousands of chunks else, all of which a worker maps. */
+static void chunks_follow_the_budget(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t budget_gib, packed_mib, dense_mib;
+    } cases[] = {
+        {"", 2, 32, 32},
+        {"", 8, 64, 64},
+        {"", 64, 256, 128},
+        {"", 128, 512, 256},
+        {"chunk = 1G", 128, 1024, 1024},
+        {"chunk = 64G", 128, 2048, 2048},
+        {"chunk = 1M", 128, 128, 128},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[64];
+        (void)snprintf(text, sizeof(text), "[memory]\n%s\n", cases[i].text);
+        struct config *config = load_text(text);
+        uint64_t budget = cases[i].budget_gib << 30;
+        assert_int_equal(config_chunk_bytes(config, budget, true), cases[i].packed_mib << 20);
+        assert_int_equal(config_chunk_bytes(config, budget, false), cases[i].dense_mib << 20);
+        config_free(config);
+    }
+}
+
 static void the_effective_configuration_loads_again(void **state) {
     (void)state;
     struct config *config = load_text(RUNTIME "[memory]\nbudget = 3G\n[tenants]\ntenant.a = 1,2\ntenant.b = 3\n");
@@ -432,6 +458,7 @@ int main(void) {
         cmocka_unit_test(the_sample_in_deploy_is_what_the_program_prints),
         cmocka_unit_test(the_sample_loads_as_it_is_and_with_every_key_uncommented),
         cmocka_unit_test(help_names_every_key_with_flag_and_variable),
+        cmocka_unit_test(chunks_follow_the_budget),
         cmocka_unit_test(the_effective_configuration_loads_again),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -100,25 +100,28 @@ static void chunks_fall_on_the_devices_granularity(void **state) {
     struct oscar_device device;
     fake_device_init(&device);
     for (device.granularity = 4096; device.granularity <= 2U << 20; device.granularity *= 8) {
-        const struct memory_options options = {
-            .ops = fake_device_ops(), .device = &device, .budget_bytes = UINT64_C(8) << 30, .chunk_bytes = 64U << 20};
+        const struct memory_options options = {.ops = fake_device_ops(),
+                                               .device = &device,
+                                               .budget_bytes = UINT64_C(8) << 30,
+                                               .packed_chunk_bytes = 64U << 20};
         struct memory memory;
         memory_open(&memory, &options);
         for (uint32_t records = 1; records < 600; records += 7)
             for (uint32_t head_dim = 64; head_dim <= 256; head_dim *= 2) {
                 uint64_t page = records * (32 * head_dim + 512);
                 struct arena_shape shape;
-                assert_int_equal(arena_shape_for(&memory, page, &shape, NULL), 0);
+                assert_int_equal(arena_shape_for(&memory, OSCAR_FORM_PACKED, page, &shape, NULL), 0);
                 assert_int_equal(shape.stride * shape.chunk_pages % device.granularity, 0);
                 assert_true(shape.stride >= page);
                 assert_true(shape.stride - page <= page / 16 || shape.chunk_pages < 64);
-                assert_true(shape.stride * shape.chunk_pages <= options.chunk_bytes + device.granularity);
+                assert_true(shape.stride * shape.chunk_pages <= options.packed_chunk_bytes + device.granularity);
                 assert_true(shape.max_chunks * shape.stride * shape.chunk_pages <= options.budget_bytes);
             }
         struct arena_shape shape;
-        assert_int_equal(arena_shape_for(&memory, UINT64_C(1) << 31, &shape, NULL), 0);
+        assert_int_equal(arena_shape_for(&memory, OSCAR_FORM_PACKED, UINT64_C(1) << 31, &shape, NULL), 0);
         assert_int_equal(shape.chunk_pages, 1);
-        assert_int_equal(arena_shape_for(&memory, UINT64_C(9) << 30, &shape, NULL), OSCAR_ERR_NO_SPACE);
+        assert_int_equal(arena_shape_for(&memory, OSCAR_FORM_PACKED, UINT64_C(9) << 30, &shape, NULL),
+                         OSCAR_ERR_NO_SPACE);
     }
     fake_device_fini(&device);
 }
