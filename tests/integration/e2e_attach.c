@@ -15,8 +15,9 @@
 
 #define ANSWER_MS 30000
 #define BUDGET "400M"
-#define PATHS 80U            /* each a sink, and each sink a chunk; and as many again when the reader is there */
-#define SPARE_DESCRIPTORS 70 /* fewer than chunks, enough for what one record brings */
+#define PATHS 96U        /* each a sink, and each sink a chunk; and as many again when the reader is there */
+#define DRIVER_FILES 16U /* a GPU's driver may open some for memory of the reader's own */
+#define SPARE_FILES (64U + DRIVER_FILES) /* fewer than chunks, enough for what one record brings */
 
 /* A dense page of 1.25 MiB: one fills a chunk. */
 static struct oscar_geometry geometry(void) {
@@ -72,18 +73,18 @@ static int read_with_few_descriptors(struct line_pipe *pipe, void *argument) {
     unsigned before = open_files();
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    limit.rlim_cur = before + SPARE_DESCRIPTORS;
+    limit.rlim_cur = before + SPARE_FILES;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 
     MUST(oscar_model_open(reader.client, &model, &reader.model));
-    REQUIRE(open_files() == before);
+    REQUIRE(open_files() <= before + DRIVER_FILES);
     must_hit(&reader, 0);
     must_hit(&reader, PATHS - 1);
     line_tell(pipe, "attached");
     char line[64];
     REQUIRE(line_hear(pipe, line, sizeof(line), ANSWER_MS) == 0);
     must_hit(&reader, 2 * PATHS - 1);
-    REQUIRE(open_files() == before);
+    REQUIRE(open_files() <= before + DRIVER_FILES);
     line_tell(pipe, "read");
     oscar_client_close(reader.client);
     return 0;
