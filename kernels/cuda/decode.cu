@@ -7,10 +7,10 @@
  * slices, a slice's among the warps of one block (the plan: decode_plan.c). So no block meets two KV heads at once.
  *
  * A warp works for itself: it copies its units to slots of its own, one ahead, and sums them up in registers, with no
- * barrier of the block in between. It asks for one when the one before it has come: more on their way would only queue up at the
- * memory, which then serves some processors much sooner than others. It finishes segments that are all its own; of the first and the last one it may have parts,
- * which it parks: decode_merge.cuh. What it needs only where segments meet stays in shared memory (struct notes), so that the
- * registers are there for the units.
+ * barrier of the block in between. It asks for one when the one before it has come: more on their way would only queue up at
+ * the memory, which then serves some processors much sooner than others. It finishes segments that are all its own; of
+ * the first and the last one it may have parts, which it parks: decode_merge.cuh. What it needs only where segments meet
+ * stays in shared memory (struct notes), so that the registers are there for the units.
  */
 #include "kernels/cuda/decode_feed.cuh"
 #include "kernels/cuda/decode_merge.cuh"
@@ -30,7 +30,7 @@ template <int D, int C, int P> struct shared_plan {
     uint32_t warps;
     static __device__ __forceinline__ uint32_t base() { return shared_address(block_memory()); }
     __device__ __forceinline__ uint32_t slots(uint32_t warp) const {
-        return base() + warp * CUDA_DECODE_SLOTS * CUDA_DECODE_RING_SLOT_BYTES(D);
+        return base() + warp * CUDA_DECODE_SLOTS * CUDA_DECODE_SLOT_PITCH(D);
     }
     __device__ __forceinline__ uint32_t queries(uint32_t i) const {
         return slots(warps) + i * CUDA_DECODE_QUERY_BYTES(D, C, P);
@@ -164,8 +164,7 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
         const uint32_t kv_head = work / params.slice_count, slice = work % params.slice_count;
         const uint32_t record = params.first_record + kv_head;
         /* Slots: of the unit to sum up, of the one after it, and one that is free until one of them is parked in. */
-        uint32_t at = plan.slots(warp), next = at + CUDA_DECODE_RING_SLOT_BYTES(D),
-                 spare = next + CUDA_DECODE_RING_SLOT_BYTES(D);
+        uint32_t at = plan.slots(warp), next = at + CUDA_DECODE_SLOT_PITCH(D), spare = next + CUDA_DECODE_SLOT_PITCH(D);
         struct feed feed = {};
         centre<C, P> centre;
 
@@ -267,11 +266,11 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                 if (centred)
                     column_leave<D>(x, plan.rotated(task / C) + task % C * (4 * D));
             }
-            __syncwarp();
-            copies_follow_stores(); /* parts of a rotation lay in slots */
+            __syncwarp(); /* all lanes have read the parts of a rotation, which lay in slots */
+            copies_follow_stores();
             if constexpr (P > 0)
                 table_fill<P>(head, table_share, plan.table());
-            /* One page is asked for before the queries are waited for, the others after it: asking takes long. */
+            /* One page is asked for before the queries are waited for, the next one after it: asking takes long. */
             fill(at, tag_of(at));
             __syncthreads();
             for (uint32_t i = warp; i < centre_work; i += plan.warps) {

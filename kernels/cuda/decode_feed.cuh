@@ -69,7 +69,7 @@ template <int D> static __device__ __forceinline__ void slots_open(uint32_t firs
     if ((threadIdx.x & 31) == 0) {
 #pragma unroll
         for (uint32_t i = 0; i < CUDA_DECODE_SLOTS; i++) {
-            const uint32_t slot = first + i * CUDA_DECODE_RING_SLOT_BYTES(D);
+            const uint32_t slot = first + i * CUDA_DECODE_SLOT_PITCH(D);
 #if CUDA_BULK_COPIES
             barrier_open(slot + CUDA_DECODE_SLOT_BYTES(D));
 #endif

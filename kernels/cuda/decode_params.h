@@ -61,14 +61,14 @@ struct cuda_decode_params {
 #define CUDA_DECODE_SLOTS 3U /* of a warp: two take units in turn, one waits until one of them is parked in */
 /* Bytes of shared memory; d = head size, c = columns, p = pairs that the kernel is made for. */
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
-#define CUDA_DECODE_RING_SLOT_BYTES(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
+#define CUDA_DECODE_SLOT_PITCH(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */
 #define CUDA_DECODE_QUERY_BYTES(d, c, p) (2U * (c) * (d) + 12U * (c) + 8U * (c) * (p))
 #define CUDA_DECODE_ROTATED_BYTES(d, c) (4U * (c) * (d)) /* of a query's columns */
 #define CUDA_DECODE_TABLE_BYTES(p) (256U * (p))
 #define CUDA_DECODE_NOTES_BYTES 64U       /* of a warp */
 #define CUDA_DECODE_BLOCK_NOTES_BYTES 96U /* of a block */
 #define CUDA_DECODE_SHARED_BYTES(d, c, p, warps)                                                                       \
-    ((warps)*CUDA_DECODE_SLOTS * CUDA_DECODE_RING_SLOT_BYTES(d) + CUDA_DECODE_TABLE_BYTES(p) +                         \
+    ((warps)*CUDA_DECODE_SLOTS * CUDA_DECODE_SLOT_PITCH(d) + CUDA_DECODE_TABLE_BYTES(p) +                              \
      CUDA_DECODE_QUERIES(c) * (CUDA_DECODE_QUERY_BYTES(d, c, p) + CUDA_DECODE_ROTATED_BYTES(d, c)) +                   \
      CUDA_DECODE_MAX_WARPS * CUDA_DECODE_NOTES_BYTES + CUDA_DECODE_BLOCK_NOTES_BYTES)
 

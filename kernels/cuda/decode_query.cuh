@@ -226,7 +226,7 @@ template <int D> struct rotation_parts {
                   "two slots hold all");
     uint32_t slots, first, count;
     __device__ __forceinline__ uint32_t part(uint32_t i) const {
-        return slots + (first + i) / a_slot * CUDA_DECODE_RING_SLOT_BYTES(D) + (first + i) % a_slot * (4 * D) +
+        return slots + (first + i) / a_slot * CUDA_DECODE_SLOT_PITCH(D) + (first + i) % a_slot * (4 * D) +
                4 * row<D>::own(rare_lane());
     }
 };
