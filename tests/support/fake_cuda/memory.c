@@ -148,7 +148,8 @@ EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, 
     if (fd < 0)
         return CUDA_ERROR_INVALID_HANDLE;
     *address = (CUdeviceptr)map_shared(fd, bytes.bytes);
-    return region_add((void *)*address, bytes.bytes, (struct memory){.fd = fd, .bytes = bytes.bytes});
+    close(fd); /* a mapping needs no file of its process any more */
+    return region_add((void *)*address, bytes.bytes, (struct memory){.fd = -1, .bytes = bytes.bytes});
 }
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) { return cuMemFree(address); }
