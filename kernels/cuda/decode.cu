@@ -202,7 +202,8 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
             uint32_t task = warp % (CUDA_DECODE_QUERIES(C) * C);
             int64_t column = column_first(params, kv_head, of.query[task / C], task % C);
             bool there = task % C < of.query[task / C].columns;
-            const float *const rotation = head.rotation_k, *const centred = head.centre_static;
+            const bool together = head.rotation_k; /* all warps rotate: a matrix has as many bytes as 14 pages */
+            const float *const centred = head.centre_static;
             const uint32_t centre_work = centred ? head.pairs + 1 : 0;
             if (work == blockIdx.x)
                 slots_open<D>(at);
@@ -238,7 +239,6 @@ template <int D, int C, int P> static __device__ __forceinline__ void decode(con
                     table_share = table_read(head, threadIdx.x);
                 centre_open<C, P>(centre, head);
             }
-            const bool together = rotation; /* all warps rotate: a matrix has as many bytes as 14 pages */
             auto parts = [&](uint32_t task) {
                 return rotation_parts<D>{plan.slots(task % plan.warps), task / plan.warps * plan.warps,
                                          together ? plan.warps : 0};

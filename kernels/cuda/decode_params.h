@@ -10,6 +10,7 @@
 #define CUDA_DECODE_MAX_WARPS 12 /* of a block; two parts each are looked at by a lane each */
 /* Of a block; d = head size: the fewer, the more registers each has, and the less is on its way from memory. */
 #define CUDA_DECODE_WARPS(d) ((d) == 256 ? 8U : 12U)
+#define CUDA_DECODE_SLOTS 3U       /* of a warp: two take units in turn, one waits until one of them is parked in */
 #define CUDA_DECODE_MAX_SLICES 256 /* of a KV head */
 #define CUDA_DECODE_MOST_COLUMNS 8 /* of a segment */
 #define CUDA_DECODE_MOST_QUERIES 2
@@ -27,8 +28,8 @@ struct cuda_decode_query {
     uint32_t columns;     /* that query rows stand for */
     uint32_t padding;
     int64_t head_stride; /* of q, in elements */
-    int64_t column
-        [CUDA_DECODE_MOST_COLUMNS]; /* where the columns of KV head 0 begin in q, in elements; behind the last, it again */
+    /* Where the columns of KV head 0 begin in q, in elements; behind the last one, that again. */
+    int64_t column[CUDA_DECODE_MOST_COLUMNS];
 };
 #define CUDA_DECODE_NO_ITEM 0xFFFFFFFFU
 
@@ -55,10 +56,8 @@ struct cuda_decode_params {
     uint32_t fp16; /* q and out are FP16, else BF16 */
     uint32_t has_lse;
     float scale; /* of the softmax, times log2(e) */
-    uint32_t padding;
 };
 
-#define CUDA_DECODE_SLOTS 3U /* of a warp: two take units in turn, one waits until one of them is parked in */
 /* Bytes of shared memory; d = head size, c = columns, p = pairs that the kernel is made for. */
 #define CUDA_DECODE_SLOT_BYTES(d) (32U * (d) + 512U)
 #define CUDA_DECODE_SLOT_PITCH(d) (CUDA_DECODE_SLOT_BYTES(d) + 16U) /* with its barrier and tag */

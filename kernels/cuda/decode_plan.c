@@ -9,6 +9,7 @@
 _Static_assert(CUDA_MAX_DECODE_ROWS == OSCAR_MAX_DECODE_ROWS, "one bound, said twice for nvcc");
 
 #define MOST_PAIRS CUDA_MAX_PAIRS /* the plan does not depend on the calibration */
+
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 

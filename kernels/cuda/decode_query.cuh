@@ -278,7 +278,7 @@ static __device__ __forceinline__ void rotate_share(const struct cuda_decode_par
                 store_shared(parts(c).part(warp) + 512 * (i / 4) + 4 * (i % 4), y[c][i]);
 }
 
-/* A column's elements, before or after its rotation. */
+/* A raw column as floats. */
 template <int D>
 static __device__ __forceinline__ void column_floats(const struct cuda_decode_params &params, const raw_column<D> &raw,
                                                      float (&x)[row<D>::values]) {
@@ -362,7 +362,7 @@ static __device__ __forceinline__ void column_write(const column<D> &column, uin
         store_shared(area + shape::turns + 8 * P * c + 4 * lane, column.turn);
 }
 
-/* Leaves a rotated column for the warps that share the centre's work. */
+/* Leaves a column in shared memory for warps that go on with it. */
 template <int D>
 static __device__ __forceinline__ void column_leave(const float (&x)[row<D>::values], uint32_t rotated) {
     if (rare_lane() < row<D>::lanes)
