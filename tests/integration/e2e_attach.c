@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attaching to a cache of many chunks, in a process that may have few files open. */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +10,7 @@
 
 #include "tests/integration/e2e_daemon.h"
 #include "tests/integration/e2e_model.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/worker_process.h"
 
 #define ANSWER_MS 30000
@@ -53,16 +53,6 @@ static void must_hit(struct e2e_worker *reader, uint32_t number) {
     text_free(&text);
 }
 
-static unsigned open_files(void) {
-    unsigned count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    REQUIRE(directory != NULL);
-    while (readdir(directory) != NULL)
-        count++;
-    (void)closedir(directory);
-    return count - 3; /* ".", ".." and its own */
-}
-
 static int read_with_few_descriptors(struct line_pipe *pipe, void *argument) {
     (void)argument;
     e2e_child();
@@ -70,21 +60,21 @@ static int read_with_few_descriptors(struct line_pipe *pipe, void *argument) {
     struct oscar_client_options client = {.size = sizeof(client), .name = "reader", .timeout_ms = ANSWER_MS};
     struct oscar_model_options model = e2e_model_options(&reader.geometry);
     MUST(oscar_client_open(&client, &reader.client));
-    unsigned before = open_files();
+    unsigned before = open_descriptors();
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = before + SPARE_FILES;
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 
     MUST(oscar_model_open(reader.client, &model, &reader.model));
-    REQUIRE(open_files() <= before + DRIVER_FILES);
+    REQUIRE(open_descriptors() <= before + DRIVER_FILES);
     must_hit(&reader, 0);
     must_hit(&reader, PATHS - 1);
     line_tell(pipe, "attached");
     char line[64];
     REQUIRE(line_hear(pipe, line, sizeof(line), ANSWER_MS) == 0);
     must_hit(&reader, 2 * PATHS - 1);
-    REQUIRE(open_files() <= before + DRIVER_FILES);
+    REQUIRE(open_descriptors() <= before + DRIVER_FILES);
     line_tell(pipe, "read");
     oscar_client_close(reader.client);
     return 0;

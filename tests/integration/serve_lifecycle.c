@@ -19,7 +19,7 @@
 
 #include "tests/support/cmocka_order.h"
 #include "tests/support/daemon.h"
-#include "tests/support/descriptor_table.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/peer.h"
 
 #define RUN(output, ...) daemon_run((const char *const[]){__VA_ARGS__, NULL}, output, sizeof(output))

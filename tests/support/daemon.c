@@ -19,6 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/descriptors.h"
+
 #define OSCARD OSCAR_BUILD_DIR "/daemon/oscard"
 #define DEADLINE_MS 30000 /* of a start, a stop or a line of the log on a busy machine, with sanitizers */
 #define MAX_ARGS 64
@@ -262,18 +264,7 @@ void daemon_log_wait(const struct test_daemon *daemon, const char *text) {
     close(events);
 }
 
-unsigned daemon_descriptors(const struct test_daemon *daemon) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
-    DIR *stream = opendir(path);
-    if (stream == NULL)
-        DIE("%s: %m", path);
-    unsigned count = 0;
-    for (struct dirent *entry; (entry = readdir(stream)) != NULL;)
-        count += entry->d_name[0] != '.';
-    closedir(stream);
-    return count;
-}
+unsigned daemon_descriptors(const struct test_daemon *daemon) { return descriptors_of(daemon->pid); }
 
 int daemon_run(const char *const *args, char *ret_output, size_t capacity) {
     int output[2];

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/client_fixture.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -111,16 +110,6 @@ int attend_once(struct oscar_model *model, struct oscar_seq *seq, uint32_t token
                                              .out_row_stride = QUERY_HEADS * HEAD_DIM,
                                              .out_head_stride = HEAD_DIM};
     return oscar_attend(model, NULL, 0, 0, &query, 1);
-}
-
-unsigned open_descriptors(void) {
-    DIR *directory = opendir("/proc/self/fd");
-    unsigned count = 0;
-    assert_non_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
-    (void)closedir(directory);
-    return count - 3; /* ".", ".." and its own */
 }
 
 double now_ms(void) {

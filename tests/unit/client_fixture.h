@@ -12,6 +12,7 @@
 
 #include "oscar/oscar.h"
 
+#include "tests/support/descriptors.h"
 #include "tests/support/fake_oscard.h"
 
 #define LAYERS 2U
@@ -51,8 +52,6 @@ int store_value(struct oscar_seq *seq, struct oscar_stream *stream, uint32_t lay
 struct oscar_seq *written_seq(struct oscar_model *model, uint32_t tokens, uint32_t committed);
 /* Attention of one row over the first `tokens` tokens of layer 0, into 4 heads of 64 BF16. */
 int attend_once(struct oscar_model *model, struct oscar_seq *seq, uint32_t tokens, uint16_t *ret_out);
-/* Descriptors that this process has open. */
-unsigned open_descriptors(void);
 /* Milliseconds on a clock that goes steadily. */
 double now_ms(void);
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "proto/version.h"
-#include "tests/support/descriptor_table.h"
+#include "tests/support/descriptors.h"
 #include "tests/unit/client_fixture.h"
 
 static int open_with(const char *socket_path, struct oscar_client **ret) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything that the host side of the CUDA backend does, with each call to the driver failing in turn: an error comes back,
  * and nothing is left behind, neither in the driver nor here. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/descriptors.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/kernel_fixture.h"
 
@@ -21,16 +21,6 @@ static struct fake_cuda *new_machine(void) {
     struct fake_cuda *machine = fake_cuda_reset();
     machine->devices = 1;
     return machine;
-}
-
-static unsigned open_descriptors(void) {
-    unsigned count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    assert_non_null(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
 }
 
 static int use_chunks(struct oscar_device *device, struct oscar_cause *cause) {

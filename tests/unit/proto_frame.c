@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Records over a real socket pair: what arrives is exactly what was said, and no descriptor is ever left behind. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,21 +10,12 @@
 
 #include "proto/frame.h"
 #include "proto_test.h"
+#include "tests/support/descriptors.h"
 
 static uint8_t received[OSCAR_MAX_RECORD_BYTES];
 static _Alignas(struct cmsghdr) uint8_t control[OSCAR_RECORD_CONTROL_BYTES];
 static struct msghdr message;
 static struct iovec iov;
-
-static unsigned open_descriptors(void) {
-    DIR *directory = opendir("/proc/self/fd");
-    unsigned count = 0;
-    assert_non_null(directory);
-    while (readdir(directory) != NULL)
-        count++;
-    (void)closedir(directory);
-    return count;
-}
 
 /* Receives into a buffer of `capacity` bytes and `control_bytes` of control data. */
 static int receive(int socket, size_t capacity, size_t control_bytes, struct oscar_record *ret,
